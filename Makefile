@@ -9,10 +9,10 @@ SUITE ?= bench
 CHECK ?= --check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench notebooks docs test lint format env clean
+.PHONY: help demo bench golden notebooks docs test test-all lint format env clean
 
 help: ## List these targets.
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 demo: $(VENV)/.has-demo ## Train a small GPT with and without jointcut; print a table, write a picture.
 	$(PY) -m benchmarks.demo
@@ -26,13 +26,20 @@ notebooks: $(VENV)/.has-notebooks ## Run all notebooks and compare with what is 
 docs: $(VENV)/.has-docs ## Build the documentation into site/; open site/index.html.
 	$(PY) docs/build.py site
 
-test: lint ## All that must hold: style, layout, types, docstring examples, tests. ARGS="-k scan" goes to pytest.
-	$(PY) -m pytest --numprocesses=auto --dist=worksteal $(ARGS)
+test: lint ## What must hold before a commit: style, layout, types, each law once. ARGS="-k scan" goes to pytest.
+	$(PY) -m pytest --numprocesses=auto --dist=worksteal -m "not rest" $(ARGS)
 
-lint: $(VENV)/.has-dev .pyright/jointcut ## Check style, layout and types; change nothing.
+test-all: $(VENV)/.has-dev ## The rest of the tests, after `make test`: CONTRIBUTING.md says which they are.
+	$(PY) -m pytest --numprocesses=auto --dist=worksteal -m rest $(ARGS)
+
+golden: $(VENV)/.has-dev ## Make the digests of all programs anew, and print what changed; PROGRAMS="gpt" prints alone.
+	PYTHONPATH=tests:. $(PY) -m golden $(PROGRAMS)
+
+lint: $(VENV)/.has-dev .pyright/jointcut ## Check style, layout and types, count lines by room; change nothing.
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m benchmarks.census --by-room
 
 format: $(VENV)/.has-dev ## Put the sources into shape.
 	$(PY) -m ruff check --fix .

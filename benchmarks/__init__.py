@@ -17,6 +17,8 @@ Files, in reading order:
 - bench: Put programs against methods, print the tables, judge the targets.
 - budgets: Put budgets on the suite: does each hold, what does it cost, and which `jax.checkpoint` does it beat.
 - floors: Compare the least peak that a budget finds with the least of `jax.checkpoint`, once and nested.
+- tiles: Put budgets below the floor: a quarter and a tenth of plain JAX's activations, which no residuals hold.
+- below_floor: Weigh and time steps whose rows run in blocks, since one array is the peak of plain JAX.
 - firststep: Time the first step under a budget, search included, beside plain JAX's, and count compilations.
 - predicted: Compare the predicted peak of temporaries with XLA's, for each program and plans across its menu.
 - device: Check and weigh the suite on the device that JAX finds, such as a GPU.

@@ -25,7 +25,7 @@ from benchmarks.measure import time_together, wide_console
 from benchmarks.methods import build_jointcut, forms, step_of
 from benchmarks.programs import PROGRAMS, load
 from benchmarks.programs.program import Program
-from jointcut.aot.fitting.rates import rates
+from jointcut.aot.planning.budgets.rates import rates
 
 MB = 1e6
 POLICIES: dict[str, Callable[..., Any] | None] = {"nothing": None, "dots": jax.checkpoint_policies.dots_saveable}

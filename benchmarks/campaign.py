@@ -38,7 +38,7 @@ from benchmarks.measure import Call, machine, memory_of, wide_console
 from benchmarks.offloads import everything
 from benchmarks.programs import PROGRAMS, load
 from jointcut import aot
-from jointcut.aot.choices import compilers
+from jointcut.aot.options import compilers
 from jointcut.aot.run.compile import compiled_unseen
 from jointcut.partition.errors import BudgetError, TargetError
 from jointcut.partition.prices.targets import chip_of

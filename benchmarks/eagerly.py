@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs
 
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -48,7 +48,7 @@ def _results(eqn: Any, values: list[Any]) -> list[Any]:
     if body is not None:
         return evaluate(body, values) if hasattr(body, "consts") else _run(body, (), values)
     bind = functools.partial(eqn.primitive.bind, **eqn.params)
-    if any(jaxprs.extends_floats(getattr(v.aval, "dtype", None)) for v in (*eqn.invars, *eqn.outvars)):
+    if any(abstract.extends_floats(getattr(v.aval, "dtype", None)) for v in (*eqn.invars, *eqn.outvars)):
         bind = jax.jit(bind)  # JAX has no such op by itself
     found = bind(*values)
     return list(found) if eqn.primitive.multiple_results else [found]

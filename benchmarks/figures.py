@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from benchmarks.methods import PLAIN
@@ -202,6 +203,25 @@ def temporaries(part: str) -> str:
     return table(["", *ways], out)
 
 
+def below_floor(*parts: str) -> str:
+    """Steps whose rows run in blocks, with marks in brackets; of a budget that is refused the least that was found."""
+    lines = []
+    for row in stored("below-floor")["rows"]:
+        if row["part"] in parts and not row["way"].endswith(" blocks"):
+            marks = [f" ({limit:.3g})" if limit else "" for limit in (row["most"], row["most_time"])]
+            time = "" if row["time"] is None else share(row["time"])
+            least = "" if row["is_held"] else "refused, "
+            cells = mb(row["temp_bytes"]), f"{least}{row['share']:.3f}{marks[0]}", time + marks[1] * bool(time)
+            lines.append([row["case"], row["way"], *cells])
+    return table(["", "step", "temporaries", "÷ plain's", "time ÷"], lines)
+
+
+def blocks(what: str) -> str:
+    """Sixty-four blocks over eight: the "equations" of a step, or the seconds of XLA, "compile_s"."""
+    found = {(row["case"], row["way"]): row[what] for row in stored("below-floor")["rows"] if row["equations"]}
+    return span(found[case, "64 blocks"] / found[case, "8 blocks"] for case, way in found if way == "8 blocks")
+
+
 def forms() -> str:
     """Bytes kept and the error of the gradient, for each form of the residuals."""
     rows = stored("weighed")["smaller"]["rows"]
@@ -226,6 +246,11 @@ def loops(what: str) -> int:
 def meshes(program: str) -> str:
     """The peaks of a GPT's blocks on eight devices, over plain's."""
     return span(row["peak ÷"] for row in stored("home")["mesh"]["rows"] if row["program"] == program)
+
+
+def shards(layers: str) -> str:
+    """The temporaries of losses that are one `shard_map`, on eight devices, over plain's."""
+    return span(row["ours"] / row["plain"] for row in stored("shards")["rows"] if row["name"].endswith(layers))
 
 
 def libraries(what: str, way: str = "") -> str:
@@ -338,10 +363,11 @@ def to_the_byte() -> int:
     return without_device("device").count(1.0)
 
 
-def within_a_tenth(name: str) -> str:
-    """The share of predicted peaks that lie within a tenth of XLA's."""
+def middle(name: str) -> str:
+    """Between what shares of XLA's four of five predicted peaks lie."""
     rows = [row for rows in stored(name)["programs"].values() for row in rows]
-    return f"{100 * sum(abs(row['predicted'] / row['actual'] - 1) <= 0.1 for row in rows) / len(rows):.0f} %"
+    least, *_, most = quantiles([row["predicted"] / max(row["actual"], 1) for row in rows], n=10)
+    return f"{least:.2f} to {most:.2f}"
 
 
 def scaling(what: str) -> str:

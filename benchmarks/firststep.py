@@ -37,8 +37,8 @@ from benchmarks.measure import Seconds, machine, wide_console, xla_clock
 from benchmarks.methods import build_plain
 from benchmarks.programs import Program
 from jointcut import aot
-from jointcut.aot.fitting import searches
-from jointcut.aot.fitting.rates import rates
+from jointcut.aot.planning.budgets import searches
+from jointcut.aot.planning.budgets.rates import rates
 
 RESULTS = Path(__file__).parent / "results"
 FRACTIONS = (0.75, 0.5, 0.25)

@@ -39,7 +39,7 @@ from benchmarks.polish import polished
 from benchmarks.programs import PROGRAMS, SIZES, Program, gpt, load, mlp, resnet, vit
 from benchmarks.scaling import DEPTHS
 from jointcut import aot
-from jointcut.aot.fitting.rates import rates
+from jointcut.aot.planning.budgets.rates import rates
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import Candidate, ranked
 from jointcut.partition.search.front import Front, front

@@ -32,6 +32,7 @@ from rich import box
 from rich.table import Table
 from tqdm import tqdm
 
+from benchmarks.census import FOLDERS, ROOT, files, house_table
 from benchmarks.house_plans import RATES, plain_peak
 from benchmarks.measure import machine, wide_console
 from benchmarks.methods import forget
@@ -39,10 +40,8 @@ from benchmarks.programs import PROGRAMS, gpt, load
 from jointcut import aot
 from jointcut.partition import Plan
 
-ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 BEFORE, NOW = RESULTS / "house_before.json", RESULTS / "house_now.json"
-FOLDERS = ("aot", "partition", "wrappers")
 
 #: XLA lays buffers out before it makes code: without optimising the code its account is the same, in a third less time.
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -102,6 +101,8 @@ def main() -> None:
         path.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
         rows = list(PARTS[part].rows(figures if options.baseline else was, figures))
         console.print(table_of(f"{part} ({time.perf_counter() - start:.0f} s)", rows))
+        if part == "lines":
+            console.print(house_table(files()))
         missed += [f"{part}: {row.name}" for row in rows if not (options.baseline or row.is_reached)]
     if not options.baseline:
         console.print("\n".join(["[red]missed[/]", *missed]) if missed else "All that is asked is reached.")
@@ -218,8 +219,7 @@ def timed_rows(before: Figures, now: Figures, asked: float) -> Iterator[Row]:
 def lines(options: argparse.Namespace, before: Figures) -> Figures:
     """Lines of product code in each folder, pages and scripts not counted."""
     del options, before
-    files = {folder: sorted((ROOT / folder).rglob("*.py")) for folder in FOLDERS}
-    return {f: sum(len(path.read_text("utf-8").splitlines()) for path in paths) for f, paths in files.items()}
+    return {f: sum(file.lines for file in files() if file.path.startswith(f"{f}/")) for f in FOLDERS}
 
 
 def line_rows(before: Figures, now: Figures) -> Iterator[Row]:

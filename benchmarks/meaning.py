@@ -14,8 +14,8 @@ import numpy as np
 from jointcut.partition.errors import VerifyError, message
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.lower.verify import run
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.jax import runtime
 from jointcut.partition.program.roles import Role
 
 REPORT = "This is a fault of jointcut: please report the program that shows it."
@@ -25,7 +25,7 @@ def verify_meaning(joint: Any, graph: Graph, halves: Halves, *args: Any) -> None
     """Compare both halves with the joint program on `args`, op by op; raise `VerifyError` at the first difference."""
     primals = len(graph.role_inputs(Role.PRIMAL))
     with jax.disable_jit():
-        wanted = jaxprs.evaluate(joint, *args)
+        wanted = runtime.evaluate(joint, *args)
         outputs, gradients = run(halves, graph, args[:primals], args[primals:])
     ends = {Role.OUTPUT: iter(outputs), Role.GRADIENT: iter(gradients)}
     for i, ((_, role), want) in enumerate(zip(graph.outputs, wanted, strict=True)):

@@ -18,7 +18,7 @@ from benchmarks.measure import Call, compile_program, memory_of, xla_clock
 from benchmarks.programs import Program
 from benchmarks.programs.program import Wrap
 from jointcut import aot
-from jointcut.partition.program.jaxprs import barriers_expand
+from jointcut.partition.program.jax.jaxprs import barriers_expand
 
 # Drop what earlier builds left in JAX's caches, so that each method pays for its own tracing.
 forget = jax.clear_caches

@@ -4,8 +4,7 @@
     python -m benchmarks.mutants --count 500 --seed 7
 
 A mutant is an artefact with one wound (`wounds`): bits flipped, bytes cut off or added, files exchanged, a value of
-signature.json changed. In half of them signature.json is *sealed* again: checksum and SHA-256s are computed anew, as
-somebody would who wants it to be read. A child process loads each mutant and calls it in every way; what it then opens
+signature.json changed. A child process loads each mutant and calls it in every way; what it then opens
 outside of the folder, or starts, is noted. When a child dies or hangs, the mutant it was at is to blame, and the next
 child goes on.
 """

@@ -17,7 +17,7 @@ from jax import lax
 
 from benchmarks.methods import POLICIES, Method, Step, forms, step_of
 from benchmarks.programs import Program
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, runtime
 
 FEWEST = 4  # blocks or steps that are worth nesting
 MARKS = {"remat2", "checkpoint"}  # what JAX calls the primitive of `jax.checkpoint`, by version
@@ -108,7 +108,7 @@ def follow(eqns: Sequence[Any], values: Values, twice: bool) -> None:
 def answer(eqn: Any, operands: list[Any], twice: bool) -> list[Any]:
     """The results of one equation: a mark, a scan over marks, a call with marks inside, or any other."""
     if is_mark(eqn) and not twice:
-        return jaxprs.evaluate(eqn.params["jaxpr"], *operands)
+        return runtime.evaluate(eqn.params["jaxpr"], *operands)
     if MARKS & jaxprs.inner_primitives(eqn):
         if eqn.primitive.name == "scan" and any(map(is_mark, jaxprs.scan_layout(eqn).body.eqns)):
             return scan(eqn, operands, twice)
@@ -116,7 +116,7 @@ def answer(eqn: Any, operands: list[Any], twice: bool) -> list[Any]:
             return run(eqn.params["jaxpr"], operands, twice)
     inputs = [jaxprs.fresh(v.aval) for v in eqn.invars]
     outputs = [jaxprs.fresh(v.aval) for v in eqn.outvars]
-    return jaxprs.evaluate(jaxprs.build(inputs, outputs, [jaxprs.rebound(eqn, inputs, outputs)]), *operands)
+    return runtime.evaluate(jaxprs.build(inputs, outputs, [jaxprs.rebound(eqn, inputs, outputs)]), *operands)
 
 
 def scan(eqn: Any, operands: list[Any], twice: bool) -> list[Any]:

@@ -24,8 +24,8 @@ from jointcut import aot
 from jointcut.partition import CheckpointPolicy, Graph, Plan, Planner, Problem
 from jointcut.partition.errors import PolicyError
 from jointcut.partition.plans.asjax import JaxPolicy
+from jointcut.partition.prices.constraints import constraints_of
 from jointcut.partition.prices.keys import arrays_of
-from jointcut.partition.prices.policies import constraints_of
 from jointcut.partition.program.sides import Sides
 from jointcut.partition.search.best import RATES, STRATEGIES
 

@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 
 from jointcut.partition.search.front import Choice, Front
 from jointcut.partition.search.network import INFINITE
-from jointcut.partition.search.peel import Part, between
+from jointcut.partition.search.peel import Layer, between
 
 #: An integer program decides on at most so many nodes.
 MOST_OPEN = 1500
@@ -80,7 +80,7 @@ def solved(whole: Front, first: int, last: int, budget_bytes: int, deadline: flo
     return None
 
 
-def program(part: Part) -> tuple[np.ndarray, csr_array, np.ndarray]:
+def program(part: Layer) -> tuple[np.ndarray, csr_array, np.ndarray]:
     """The costs of all variables, the rows that may not exceed 0, and the row of bytes.
 
     One variable for each node, 1 on the sink's side, and one for each finite arc, 1 if it is severed.

@@ -5,8 +5,7 @@
     python -m benchmarks.predicted --resume     # go on where a run was stopped
 
 A ratio is predicted over actual. What `save_all`, `min_cut` and the smallest, the largest and plans between them take
-is predicted by a replay, and read from the account that XLA gives before it makes code. Beside it stand the ratios of
-the model before it followed XLA:CPU.
+is predicted by the planner, and read from the account that XLA gives before it makes code.
 """
 
 import argparse
@@ -31,7 +30,6 @@ from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.search.mincut import min_cut, save_all
 
 RESULT = Path(__file__).parent / "results" / "predicted.json"
-BEFORE = Path(__file__).parent / "results" / "predicted_before.json"
 SPREAD = 8  # plans of the menu for each program
 NEAR = 0.9, 1.1  # a ratio within these bounds is a good prediction
 RATES = Roofline(1.6e11, 1.6e10, 4.0e10, 5.0e9)  # so that the menu is the same everywhere
@@ -62,7 +60,7 @@ def main() -> None:
     for name in tqdm([n for n in names if n not in found or n in given.programs], desc="programs"):
         found[name] = list(pairs(name))
         RESULT.write_text(json.dumps(written(found), indent=1) + "\n", "utf-8")
-    wide_console(110).print(table_of(found, read(BEFORE)))
+    wide_console(110).print(table_of(found))
 
 
 def pairs(name: str) -> Iterator[Pair]:
@@ -86,7 +84,7 @@ def plans(traced: Traced) -> Iterator[Plan]:
 def weighed(traced: Traced, plan: Plan) -> Pair:
     """The predicted bytes of a plan, and those of its compiled step."""
     cut = traced.partition(plan=plan)
-    predicted = traced.planner.replay(plan).peak_bytes
+    predicted = round(traced.planner.candidate(plan).predicted_bytes)
     return Pair(plan.strategy, predicted, weigh(cut.jits.lowered("step")).temp_bytes)
 
 
@@ -110,18 +108,16 @@ def share(ratios: Iterable[float]) -> float:
     return sum(near) / max(len(near), 1)
 
 
-def table_of(found: dict[str, list[Pair]], before: dict[str, list[Pair]]) -> Table:
+def table_of(found: dict[str, list[Pair]]) -> Table:
     """A line for each program, and one for all."""
     table = Table(title="Predicted over actual temporaries", box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in ("program", "plans", "least", "median", "most", "within a tenth", "before", ""):
+    for heading in ("program", "plans", "least", "median", "most", "within a tenth"):
         table.add_column(heading, justify="left" if heading == "program" else "right")
     every = [pair for rows in found.values() for pair in rows]
     for name, rows in [*found.items(), ("all", every)]:
         ratios = [pair.ratio for pair in rows]
-        old = [pair.ratio for n in before if n == name or (name == "all" and n in found) for pair in before[n]]
         figures = f"{min(ratios):.2f}", f"{median(ratios):.2f}", f"{max(ratios):.2f}", f"{share(ratios):.0%}"
-        past = f"{min(old):.2f} to {max(old):.2f}" if old else "", f"{share(old):.0%}" if old else ""
-        table.add_row(name, str(len(ratios)), *figures, *past, style=None if share(ratios) >= 0.9 else "red")
+        table.add_row(name, str(len(ratios)), *figures)
     return table
 
 

@@ -46,8 +46,8 @@ from benchmarks.polish import polished
 from jointcut import aot
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph, Op
+from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.search.budget import Planner
 
 if TYPE_CHECKING:

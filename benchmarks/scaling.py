@@ -20,7 +20,7 @@ from jax import Array
 from benchmarks.methods import count_equations, forget
 from benchmarks.programs import gpt
 from jointcut import aot
-from jointcut.aot.fitting.rates import rates
+from jointcut.aot.planning.budgets.rates import rates
 from jointcut.partition.search.budget import Planner
 
 #: Layers of an unrolled GPT whose joint graphs have about 10**3, 10**4 and 10**5 equations.

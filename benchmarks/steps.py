@@ -25,7 +25,7 @@ from tqdm import tqdm
 from benchmarks.measure import Call, time_together, wide_console
 from jointcut import aot
 from jointcut.aot.run.weigh import weigh
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs
 
 WIDTH, ROWS = 16, 4
 PLAIN, CHECKPOINT = "plain", "jax.checkpoint on the body"

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jointcut.partition.nesting.read import read
+from jointcut.partition.bodies.read import read
 from jointcut.partition.prices.cost import Roofline, op_seconds
 from jointcut.partition.prices.counts import PER_ELEMENT
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph, Op
+from jointcut.partition.program.jax import jaxprs, own_primitives
 from jointcut.partition.program.primitives import BY_BODY, OPAQUE
 from jointcut.partition.program.roles import Roles
 
@@ -48,7 +48,7 @@ def _op_seconds(graph: Graph, op: Op, rates: Roofline) -> float:
     if op.name == "scan":
         layout = jaxprs.scan_layout(eqn)
         return layout.length * _seconds(layout.body, rates)
-    if (runs := jaxprs.runs_of(eqn)) is not None:
+    if (runs := own_primitives.runs_of(eqn)) is not None:
         return sum(count * jaxpr_seconds(closed, rates) for closed, count in runs)
     inner = [_seconds(jaxpr, rates) for jaxpr in jaxprs.inner_jaxprs(eqn)]
     if not inner:

@@ -91,51 +91,6 @@ def edit(draws: random.Random, files: Files, others: Mapping[str, Files]) -> Fil
     return {**files, SIGNATURE: _text(document)}
 
 
-def edit_sealed(draws: random.Random, files: Files, others: Mapping[str, Files]) -> Files:
-    """The same, with a checksum that agrees."""
-    del others
-    document = json.loads(files[SIGNATURE])
-    _change(draws, document)
-    return sealed(files, document)
-
-
-def edit_calls_sealed(draws: random.Random, files: Files, others: Mapping[str, Files]) -> Files:
-    """The same in what decides about a call: descriptors, programs, files."""
-    del others
-    document = json.loads(files[SIGNATURE])
-    keys = ("inputs", "outputs", "residuals", "tangents", "gradients", "programs", "files", "result_tree", "argnums")
-    holder = {key: document[key] for key in keys}
-    _change(draws, holder)
-    return sealed(files, {**{k: v for k, v in document.items() if k not in keys}, **holder})
-
-
-def exchange_sealed(draws: random.Random, files: Files, others: Mapping[str, Files]) -> Files:
-    """Two files under each other's names, with SHA-256s that agree."""
-    one, two = draws.sample(sorted(files.keys() - {SIGNATURE}), 2)
-    del others
-    return sealed({**files, one: files[two], two: files[one]}, json.loads(files[SIGNATURE]))
-
-
-def foreign_sealed(draws: random.Random, files: Files, others: Mapping[str, Files]) -> Files:
-    """A file of another artefact, with a SHA-256 that agrees."""
-    other = draws.choice([found for found in others.values() if found != files])
-    name = draws.choice(sorted((files.keys() & other.keys()) - {SIGNATURE}))
-    return sealed({**files, name: other[name]}, json.loads(files[SIGNATURE]))
-
-
-def renamed_sealed(draws: random.Random, files: Files, others: Mapping[str, Files]) -> Files:
-    """A program, or a file, by a name that leads elsewhere."""
-    del others
-    document, name = json.loads(files[SIGNATURE]), draws.choice(_NAMES)
-    if draws.random() < 0.5:
-        entry = document["programs"][draws.choice(sorted(document["programs"]))]
-        entry[draws.choice(("file", "mlir"))] = draws.choice((name, *sorted(files)))
-    else:
-        held = document["files"].pop(draws.choice(sorted(document["files"])))
-        document["files"][name] = held
-    return sealed(files, document)
-
-
 def laid_out(draws: random.Random, files: Files, others: Mapping[str, Files]) -> Files:
     """The same JSON with other spaces, or its keys in another order: nothing that anybody need notice."""
     del others
@@ -146,17 +101,12 @@ def laid_out(draws: random.Random, files: Files, others: Mapping[str, Files]) ->
 
 WOUNDS: dict[str, Wound] = {
     "append bytes": append,
-    "edit a call, sealed": edit_calls_sealed,
     "edit JSON": edit,
-    "edit JSON, sealed": edit_sealed,
     "exchange files": exchange,
-    "exchange files, sealed": exchange_sealed,
     "file of another": foreign,
-    "file of another, sealed": foreign_sealed,
     "flip bits": flip,
     "lay out JSON": laid_out,
     "remove a file": remove,
-    "rename a file, sealed": renamed_sealed,
     "truncate": truncate,
 }
 

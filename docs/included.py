@@ -58,7 +58,7 @@ def relinked(text: str, folder: str, pages: dict[str, str], shown_in: str | None
     site, if that is another.
 
     >>> pages = {"CHANGELOG.md": "changelog.md", "docs/loops.md": "loops.md"}
-    >>> relinked("[a](../CHANGELOG.md), [b](https://b.org), [c](../aot/fitting/fit.py)", "notebooks", pages)
+    >>> relinked("[a](../CHANGELOG.md), [b](https://b.org), [c](../aot/planning/budgets/fit.py)", "notebooks", pages)
     '[a](../changelog.md), [b](https://b.org), c'
     >>> relinked("[a](loops.md#branches)", "docs", pages, "")
     '[a](loops.md#branches)'

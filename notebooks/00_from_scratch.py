@@ -443,11 +443,11 @@ plt.show()
 # - **Loops.** To the toy a `lax.scan` is one equation that must not run twice. But what a scan saves is a
 #   stack, one copy for each step, and that is where most of the memory of a deep model goes. The cut has to
 #   look inside: join the body of the forward loop with the body of the backward loop, and cut that. See
-#   [04_inside_loops](04_inside_loops.ipynb) and `partition/nesting/read.py`.
+#   [04_inside_loops](04_inside_loops.ipynb) and `partition/bodies/read.py`.
 # - **The peak.** Bytes saved are what lies between the halves. What does not fit into memory is the *peak*,
 #   which may lie in the middle of the backward, where the arrays that are computed again are alive as well.
 #   And a budget may be so small that matrix products have to run twice. See [03_budgets](03_budgets.ipynb),
-#   `partition/lower/memory.py` and `partition/search/budget.py`.
+#   `partition/lower/memory/levels.py` and `partition/search/budget.py`.
 # - **The compiler hoists.** Nothing in our backward says *when* to compute again. XLA sees equations that
 #   need no cotangent, may run them all at the very start, and then has in memory what we did not save. Each
 #   has to be tied to the cotangent for which it is needed: `partition/lower/order.py` and

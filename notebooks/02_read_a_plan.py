@@ -119,8 +119,14 @@ print(report)
 # And the picture, this time by source line. A line of a notebook is named by its cell, `In[3]:7`.
 
 # %%
+memory = report.data["sections"][0]
+by_line = next(grouping["groups"] for grouping in memory["groupings"] if grouping["name"] == "source line")
+names = [group["name"][-40:] for group in by_line]
 figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-report.plot(axes, by="line")
+axes.stackplot(range(len(memory["total"])), *(group["bytes"] for group in by_line), labels=names, step="mid")
+axes.axvline(memory["boundary"] - 0.5, color="black", lw=0.8)
+axes.set(xlabel="operations as they run: forward, then backward", ylabel="bytes alive")
+figure.legend(loc="outside right upper", frameon=False, fontsize=8)
 plt.show()
 
 # %% [markdown]

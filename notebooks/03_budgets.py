@@ -215,16 +215,33 @@ plt.show()
 # What is not written to memory takes no time to write: that is why a plan that saves less is often faster
 # than plain JAX. At the left end most products of the forward run twice, and part of that gain is given back.
 #
-# ## 6. Too little
+# ## 6. Rows in blocks
+#
+# At the least plan one layer's inside makes the peak, and no choice of values helps against that. But the
+# rows of the batch do not meet before the loss adds them up. So under a smaller budget they run in blocks,
+# one block after the other in a loop, while gradients of parameters add up.
+
+# %%
+blocks = traced.partition(budget="12 MB").compile()
+steps["blocks"] = blocks
+for tile in blocks.cut.plan.tiles:
+    print(tile.blocks, "blocks of", tile.array)
+print(f"{blocks.peak_bytes / 1e6:.1f} MB at the peak, {blocks.activation_bytes / 1e6:.1f} MB of temporaries")
+
+# %% [markdown]
+# What is left above the arguments and gradients is little. `aot.function(tiles={"args[2]": 8})` asks for
+# blocks without a budget, and `tiles=False` forbids them.
+#
+# ## 7. Too little
 #
 # A budget that cannot be met is an error, not a warning, and not a plan that quietly takes more. It names
 # the smallest peak that was found, and what is alive there, so that you know what to change:
 
 # %% tags=["raises-exception"]
-traced.partition(budget="20 MB")
+traced.partition(budget="10 MB")
 
 # %% [markdown]
-# ## 7. The masks
+# ## 8. The masks
 #
 # Where dropout runs again in the backward, it must drop the same elements, or the gradient belongs to
 # another function, and nothing tells you. In JAX a key is a value like any other: what is computed again from
@@ -248,7 +265,7 @@ for name, step in steps.items():
 print(f"other masks: {distance(others):.0%}")
 
 # %% [markdown]
-# ## 8. If you come from PyTorch
+# ## 9. If you come from PyTorch
 #
 # There is a budget in PyTorch's compiler too, `activation_memory_budget`, a float from 0 to 1. Some things
 # to know when you move, as of PyTorch 2.13:
@@ -261,9 +278,8 @@ print(f"other masks: {distance(others):.0%}")
 # - Below 1 it may run dropout again *with new masks*, and the gradients are wrong without a word.
 # - At 0 it runs again even what the user marked to be saved.
 #
-# ## 9. What now
+# ## 10. What now
 #
-# - The least that is found here is still set by what one layer holds while it is undone. A `scan` over many
-#   steps can also be run in segments: [04_inside_loops](04_inside_loops.ipynb).
+# - A `scan` over many steps can also be run in segments: [04_inside_loops](04_inside_loops.ipynb).
 # - A search weighs a few plans. With `JOINTCUT_CACHE_DIR` set its result is kept for the next process.
 # - How to price operations by a model of your own: [07_write_your_own](07_write_your_own.ipynb).

@@ -187,9 +187,9 @@ report = aot.function(loss, cost=cost).explain(adapters, frozen, x)
 print(report)
 
 # %% [markdown]
-# The picture shows the same step over time, as XLA has compiled it: the bytes that it holds at each
-# instruction, forward then backward. A loop counts as one run of its body here, with all its stacks in
-# place.
+# In Jupyter a report is a page, which shows the same step over time, as XLA has compiled it: the bytes
+# that it holds at each instruction, forward then backward. A loop counts as one run of its body here, with
+# all its stacks in place.
 
 # %%
 report
@@ -388,14 +388,20 @@ print(nested.plan)
 # The GELU between the layers is computed again, and of the inner body no product and no sum is kept.
 
 # %%
+memory = nested.explain().data["sections"][0]
+by_line = next(grouping["groups"] for grouping in memory["groupings"] if grouping["name"] == "source line")
+names = [group["name"][-40:] for group in by_line]
 figure, axes = plt.subplots(figsize=(10, 4.4), layout="constrained")
-nested.explain().plot(axes, by="line")
+axes.stackplot(range(len(memory["total"])), *(group["bytes"] for group in by_line), labels=names, step="mid")
+axes.axvline(memory["boundary"] - 0.5, color="black", lw=0.8)
+axes.set(xlabel="operations as they run: forward, then backward", ylabel="bytes alive")
+figure.legend(loc="outside right upper", frameon=False, fontsize=8)
 plt.show()
 
 # %% [markdown]
 # ## Where to look
 #
-# - `partition/nesting/read.py` finds the scans that belong together and joins their bodies.
+# - `partition/bodies/read.py` finds the scans that belong together and joins their bodies.
 # - `partition/lower/reruns.py` says which loops can run in segments.
 # - What else a budget does, and what it costs in time, is told in [03_budgets](03_budgets.ipynb).
 # - Branches of `cond` are cut like loop bodies, and a `while_loop` runs backwards from checkpoints.

@@ -21,7 +21,7 @@ The tree of everything that jointcut raises on its own account::
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
         └── DerivativeError    a primitive in it has no derivative (also a NotImplementedError)
 
-and three warnings, each where something was asked for: `UncutWarning`, plain JAX runs instead of a cut;
+There are three warnings, each about a request that is not met: `UncutWarning`, plain JAX runs instead of a cut;
 `UncheckedWarning`, a call is not checked for NaN, or the error of a gradient is not measured; `UncachedWarning`, a
 program is not kept for other processes.
 
@@ -65,11 +65,11 @@ class BudgetError(JointcutError, ValueError):
 
 
 class TargetError(JointcutError, ValueError):
-    """A device to plan for is unknown, its compiler is missing, or what was asked needs it here."""
+    """A device to plan for is unknown, its compiler is missing, or the request needs the device here."""
 
 
 class RoomError(TargetError):
-    """A step takes more memory than its target has. `temp_bytes` are those of its temporaries there, by XLA."""
+    """A step takes more memory than its target has; `temp_bytes` are the bytes of its temporaries there, by XLA."""
 
     def __init__(self, text: str = "", temp_bytes: int = 0) -> None:
         """An error with a text; the bytes are kept when it is pickled."""
@@ -119,7 +119,7 @@ class CacheError(JointcutError, ValueError):
 
 
 class SpillError(JointcutError, OSError):
-    """A folder that is to hold what the backward needs is full, or cannot be written or read."""
+    """A folder for values that the backward needs is full, or cannot be written or read."""
 
 
 class IdentityError(JointcutError, ValueError):
@@ -145,7 +145,7 @@ class UncutWarning(UserWarning):
 class UncheckedWarning(UserWarning):
     """A call is not checked for NaN and infinities, although `check="nonfinite"` asks for it.
 
-    Also: the error of a gradient is not measured, and so no smaller form is used, although `error` permits some.
+    Or the error of a gradient is not measured, and so no smaller form is used, although `error` permits some.
     """
 
 
@@ -164,7 +164,7 @@ def message(where: str, what: str, cure: str) -> str:
 
 
 def choices(given: object, known: Iterable[str]) -> str:
-    """List the known names, and the nearest to the one given if there is one.
+    """List the known names, and the name nearest to the given one if there is any.
 
     >>> choices("min-cut", ["min_cut", "save_all"])
     "Known names: 'min_cut', 'save_all'. Did you mean 'min_cut'?"
@@ -176,7 +176,7 @@ def choices(given: object, known: Iterable[str]) -> str:
 
 
 def nearest(given: str, known: Iterable[str], most: int = 12) -> str:
-    """List the names that are nearest to the one given, the nearest first.
+    """List the names that are nearest to the given one, the nearest first.
 
     >>> nearest("atention", ["mlp", "attention", "norm"], 2)
     "'attention', 'norm' and 1 more"

@@ -8,23 +8,23 @@ from typing import Any, Protocol
 
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs
 
 _CURE = "Return a closed jaxpr with the inputs and outputs of the one that it is given."
 
 
 class HalfPass(Protocol):
-    """A step from the jaxpr of a half to another one that means the same."""
+    """A rewrite of the jaxpr of a half to another jaxpr that means the same."""
 
     def pre_lower(self, half: str, jaxpr: Any) -> Any:
-        """Return what XLA gets in the place of a closed jaxpr; `half` is `"forward"` or `"backward"`."""
+        """Return the jaxpr that XLA gets in the place of a closed jaxpr; `half` is `"forward"` or `"backward"`."""
         ...
 
 
 def passed(halves: Halves, passes: Sequence[HalfPass]) -> Halves:
     """The halves after all passes, the first one first.
 
-    Raises `TraceError` where one does not return a jaxpr with the same inputs and outputs.
+    Raises `TraceError` if a pass does not return a jaxpr with the same inputs and outputs.
     """
     for each in passes:
         forward = _rewritten(each, "forward", halves.forward)

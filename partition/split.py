@@ -17,27 +17,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import jax
+
+from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import StrategyError, choices, message
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves, emit
-from jointcut.partition.lower.replay import spared
+from jointcut.partition.lower.listing import Schedule
+from jointcut.partition.lower.memory.replay import spared
 from jointcut.partition.lower.schedule import schedule
-from jointcut.partition.lower.steps import Schedule
-from jointcut.partition.nesting.read import read
-from jointcut.partition.nesting.stacks import made_late
+from jointcut.partition.packing.packing import BFLOAT16, FLOAT16, HOOK
 from jointcut.partition.passes import HalfPass, passed
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan, validated
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.saved import PackedBytes
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.program.roles import Roles
-from jointcut.partition.rewrite.habits.draws import drawn_late
-from jointcut.partition.rewrite.habits.fills import zeros_apart
-from jointcut.partition.search.best import STRATEGIES
+from jointcut.partition.program.jax import abstract, jaxprs
+from jointcut.partition.program.roles import Role, Roles
+from jointcut.partition.rewrite import simplify
+from jointcut.partition.search.best import RATES, STRATEGIES
+from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.forms.choose import formed
-from jointcut.partition.stored.packing import BFLOAT16, FLOAT16, HOOK
+
+#: The rates by which the program of one block is cut.
+BLOCK_RATES = RATES["cpu"]
 
 Strategy = str | Callable[[Graph], Plan]
 
@@ -48,11 +52,11 @@ class Split:
 
     Attributes:
         problem: the joint program, and the backend that the halves were written for.
-        plan: what is saved and what is recomputed.
+        plan: the values that are saved and the ops that are recomputed.
         schedule: the steps of both halves.
         halves: the two jaxprs.
         cut_ms, emit_ms: wall times of planning and of writing.
-        passes: what rewrote the halves after they were written.
+        passes: the passes that rewrote the halves after they were written.
     """
 
     problem: Problem
@@ -80,7 +84,7 @@ class Split:
 
     @property
     def residual_bytes(self) -> int:
-        """Bytes alive between the halves, beyond what the caller holds."""
+        """Bytes alive between the halves, beyond the arrays that the caller holds."""
         return self.halves.residual_bytes
 
     def on(self, backend: Backend) -> Self:
@@ -95,8 +99,8 @@ class Split:
     def underived(self) -> Halves:
         """The halves for programs that nobody differentiates.
 
-        There bfloat16 waits as integers of the same bits, where the compiler would hold it as float32 too, and float16
-        as itself.
+        In these, bfloat16 waits as integers of the same bits if the compiler would also hold it as float32. A float16
+        waits in its own dtype.
         """
         stored = {form for forms in self.schedule.stored.values() for form in forms}
         if FLOAT16 not in stored and not (BFLOAT16 in stored and self.problem.backend.widens_bfloat16):
@@ -122,11 +126,11 @@ def split(
 ) -> Split:
     """Cut a joint jaxpr `(primals, cotangents) -> (outputs, gradients)` without constants.
 
-    `strategy` is `"best"` (see `best`), `"min_cut"` (least bytes saved, nothing heavy recomputed), `"save_all"` (what
-    JAX would keep), or a function from the `Graph` to a `Plan`. `graph` is the graph of the joint program, if it has
-    been read already; `backend` is JAX's default one unless another is given; `passes` rewrite the halves before XLA
-    gets them. Raises `StrategyError`, `PlanError` or `GraphError`, and `TraceError` for a pass that gives other inputs
-    or outputs.
+    `strategy` is `"best"` (see `best`), `"min_cut"` (least bytes saved, nothing heavy recomputed), `"save_all"` (the
+    values that JAX would keep), or a function from the `Graph` to a `Plan`. `graph` is the graph of the joint program,
+    if it has been read already. `backend` is JAX's default backend unless another is given. `passes` rewrite the halves
+    before XLA gets them. Raises `StrategyError`, `PlanError` or `GraphError`, and `TraceError` for a pass that gives
+    other inputs or outputs.
     """
     start = time.perf_counter()
     if graph is None:
@@ -147,29 +151,47 @@ def halved(problem: Problem, strategy: Strategy, passes: Sequence[HalfPass] = ()
     halves = _verified(problem, steps, passes)
     end = time.perf_counter()
     times = 1e3 * (middle - start), 1e3 * (end - middle)
-    plan = replace(spared(problem.graph, plan, steps), packed=_packed(problem, steps))
+    plan = replace(spared(steps.graph, plan, steps), packed=_packed(problem, steps))
     return Split(problem, plan, steps, halves, *times, tuple(passes))
 
 
+def cut_within(backend: Backend, most_bytes: int, closed: Any, roles: Roles) -> Any:
+    """Return a joint jaxpr in which the backward computes values again, as one program for a part of another.
+
+    Its plan is the fastest whose temporaries are predicted to take at most so many bytes, or the smallest plan. Rates
+    are fixed, so that one program is always cut alike.
+    """
+    graph = formed(read(closed, roles), True)
+    problem = Problem.of(graph, backend=backend).timed(BLOCK_RATES)
+    planner = Planner(problem)
+    fastest = planner.fastest(most_bytes, lambda c: c.predicted_bytes)
+    chosen = fastest or min(planner.small(0.0, 1.0), key=lambda c: c.predicted_bytes)
+    halves = halved(problem, lambda graph: chosen.plan).halves
+    jaxpr, _ = jaxprs.opened(closed)
+    first = [role is Role.PRIMAL for role in roles.inputs]
+
+    def whole(*flat: Any) -> list[Any]:
+        primals, cotangents = ([x for x, one in zip(flat, first, strict=True) if one is on] for on in (True, False))
+        outputs, gradients = map(iter, verify.run(halves, graph, primals, cotangents))
+        return [next(outputs if role is Role.OUTPUT else gradients) for role in roles.outputs]
+
+    made = jax.make_jaxpr(whole)(*(abstract.struct(v.aval) for v in jaxpr.invars))
+    return simplify.inlined(made)
+
+
 def _packed(problem: Problem, steps: Schedule) -> PackedBytes | None:
-    """What the user's functions make of what a schedule hands over; None where they are given nothing."""
+    """The bytes of handed-over values that the user's functions pack; None if they are given nothing."""
     before, after, packings = list[int](), list[int](), problem.packings
     for v, forms in steps.stored.items():
         if forms[-1] == HOOK:
-            value = problem.graph.values[v]
+            value = steps.graph.values[v]
             for sizes, own in ((before, forms[:-1]), (after, forms)):
-                sizes.append(value.copies * sum(map(jaxprs.aval_bytes, packings.types(value.payload, own))))
+                sizes.append(value.copies * sum(map(abstract.aval_bytes, packings.types(value.payload, own))))
     return PackedBytes(len(after), sum(after), sum(before)) if after else None
 
 
 def _verified(problem: Problem, steps: Schedule, passes: Sequence[HalfPass], in_bits: bool = False) -> Halves:
-    halves = emit(problem.graph, steps, replace(problem.packings, in_bits=in_bits))
-    if problem.backend.runs_early:
-        backward = drawn_late(made_late(halves.backward))
-        halves = replace(halves, forward=drawn_late(halves.forward), backward=backward)
-    if problem.backend.shares_zeros:
-        forward, backward = zeros_apart(halves.forward, halves.backward)
-        halves = replace(halves, forward=forward, backward=backward)
+    halves = emit(steps.graph, steps, replace(problem.packings, in_bits=in_bits))
     verify.verify_structure(problem.graph, halves)
     return passed(halves, passes)
 

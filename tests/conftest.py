@@ -33,8 +33,8 @@ import pytest
 from jax._src import compiler
 from jax._src.interpreters import mlir
 
-from jointcut.aot.fitting import searches
-from jointcut.aot.fitting.rates import VARIABLE as RATES
+from jointcut.aot.planning.budgets import searches
+from jointcut.aot.planning.budgets.rates import VARIABLE as RATES
 from jointcut.aot.progress.progress import VARIABLE as PROGRESS
 
 EVERYTHING = "JOINTCUT_EVERY_PROGRAM" in os.environ
@@ -89,6 +89,15 @@ def compiled_once(compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
 mlir.make_ir_context = shared_contexts(mlir.make_ir_context)
 COMPILED_EACH = compiler.backend_compile_and_load
 COMPILED_ONCE = compiled_once(COMPILED_EACH)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the rest, before `-m` and `-k` choose among all that was collected."""
+    import rest  # which makes the corpus: after all that is set above
+
+    rest.mark(items)
+    config.stash[rest.IN_MAKE_TEST] = rest.in_make_test(items)
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jointcut.partition import Plan, parse
 from jointcut.partition.errors import PlanError
-from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, Moment
+from jointcut.partition.lower.memory.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.program.places import NOWHERE, Name, Place
 from jointcut.partition.program.roles import Side
 

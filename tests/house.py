@@ -21,7 +21,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 FOLDERS = ("partition", "wrappers", "aot")  # each may import those before it
-DOOR = "partition/program/jaxprs.py"
+DOOR = "partition/program/jax/"
 INSIDES = ("jaxlib", "jax.extend", "jax.interpreters")
 VERSIONS = ("jax.version", "jax.__version__", "jax.__version_info__")
 MOST_ENTRIES = 14  # of a folder: a dozen, and a little
@@ -30,8 +30,7 @@ MOST_FUNCTION_LINES = 40
 
 # Confessed exceptions to the caps: "folder/file.py", also a room's `__init__.py`, or "folder/file.py:function": why.
 EXCUSED: dict[str, str] = {
-    "aot/__init__.py": "the top folder lists the rooms, which are what a user meets",
-    "partition/program/jaxprs.py": "the one door to JAX's insides is one file",
+    "aot/__init__.py": "the rooms of a call, of features and of tools, as the design names them: 16",
 }
 
 LISTED = re.compile(r"^ {4}(\w+): ([A-Z].*[.?])$", re.MULTILINE)
@@ -254,7 +253,7 @@ def files_import_only_from_above(house: House) -> Iterator[str]:
 
 def only_the_door_opens_jax(house: House) -> Iterator[str]:
     for source in house.sources:
-        if source.path == DOOR:
+        if source.path.startswith(DOOR):
             continue
         bound = {item.binds: item.means for item in source.imports}
         chains = (node for node in ast.walk(source.tree) if isinstance(node, ast.Attribute))

@@ -92,7 +92,7 @@ def committed(notebook: NotebookNode) -> NotebookNode:
 
     Away go the times of execution, the state of widgets, progress displays (a widget, an empty display, a line that
     was written over), absolute paths of this machine, tracebacks but for their last line, and the page (`text/html`)
-    of an output that also has a picture (`image/png`).
+    of an output that also has a picture or a text: a code host cannot show it.
     """
     cells = [_kept_cell(place, cell) for place, cell in enumerate(notebook.cells)]
     metadata = {
@@ -194,7 +194,7 @@ def _kept_data(data: NotebookNode) -> dict[str, Any]:
     """The kinds of one display that stay; none of a widget's or of a display that was cleared."""
     if any(kind.startswith(_WIDGET) for kind in data) or not any(data.values()):
         return {}
-    page = {"text/html"} if "image/png" in data else set()
+    page = {"text/html"} if len(data) > 1 else set()
     return {
         kind: value if kind.startswith("image/png") or not isinstance(value, str) else _without_paths(value)
         for kind, value in data.items()

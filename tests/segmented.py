@@ -14,7 +14,7 @@ from jointcut.partition.lower.emit import emit
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.verify import verify_structure
 from jointcut.partition.plans.backend import PORTABLE
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, runtime
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sides import classify
 from jointcut.partition.rewrite import simplify
@@ -187,7 +187,7 @@ def stepwise(closed, args):
             outs = scanned(jaxprs.scan_layout(eqn), list(map(read, eqn.invars)))
         else:
             invars = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, jaxprs.Literal)))
-            outs = jaxprs.evaluate(jaxprs.build(invars, eqn.outvars, [eqn]), *map(read, invars))
+            outs = runtime.evaluate(jaxprs.build(invars, eqn.outvars, [eqn]), *map(read, invars))
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars))
 
@@ -234,7 +234,7 @@ def assert_same(got, want):
 
 
 def kept_bytes(halves):
-    return sum(jaxprs.aval_bytes(v.aval) for v in jaxprs.opened(halves.forward)[0].outvars[1:])
+    return sum(abstract.aval_bytes(v.aval) for v in jaxprs.opened(halves.forward)[0].outvars[1:])
 
 
 def temp_bytes(function, *args):

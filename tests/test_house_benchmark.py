@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from benchmarks import house, house_plans
+from benchmarks import census, house, house_plans
 from benchmarks.house import Row
 from benchmarks.programs import load
 from programs import undrawn
@@ -89,6 +89,48 @@ def test_lines_are_those_of_the_three_folders():
     path = house.ROOT / "wrappers"
     assert counts.keys() == {"aot", "partition", "wrappers"}
     assert counts["wrappers"] == sum(len(p.read_text("utf-8").splitlines()) for p in path.rglob("*.py"))
+
+
+def test_the_product_has_no_more_lines_than_pyproject_allows():
+    lines, most = sum(file.lines for file in census.files()), census.allowed()
+    assert lines <= most, census.verdict(lines, most)
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        (
+            13,
+            "The product has 13 lines, and pyproject.toml allows 10: take out 3, or set product_lines = 13 and say in "
+            "CHANGELOG.md what they buy.",
+        ),
+        (10, "The product has 10 lines of the 10 that pyproject.toml allows."),
+        (
+            7,
+            "The product has 7 lines of the 10 that pyproject.toml allows; set product_lines = 7, so that they stay "
+            "away.",
+        ),
+    ],
+)
+def test_a_number_of_lines_is_judged_with_its_cure(lines, verdict):
+    assert census.verdict(lines, 10) == verdict
+
+
+def test_the_census_counts_lines_by_kind_arrows_and_names_that_stand_twice():
+    one = census.File("aot/loops/scans.py", '"""One.\n\nTwo."""\n\nimport jax\n\n# why\nclass Place:\n    x = 1\n')
+    two = census.File("partition/scans.py", '"""Two."""\nfrom jointcut.aot.loops import scans\nclass Place: ...\n')
+    assert one.kinds == {"docstrings": 3, "blank": 2, "imports": 1, "comments": 1, "code": 2}
+    assert census.arrows([one, two]) == {"aot/loops": set(), "partition/scans.py": {"aot/loops"}}
+    rows = dict(census.house_rows([one, two]))
+    assert rows["class names that stand twice"] == "1: Place 2" and rows["files"] == "2: median 9 lines, largest 9"
+    assert rows["file names that stand twice"] == "1: scans.py 2"
+
+
+def test_lines_of_all_rooms_are_those_of_the_product():
+    rooms = census.by_room(census.files()).columns
+    counts = [int(cell) for cell in rooms[1].cells]
+    assert list(rooms[0].cells)[-1] == "all" and counts[-1] == sum(counts[:-1])
+    assert counts[-1] == sum(file.lines for file in census.files())
 
 
 def test_a_work_that_takes_twice_as_long_takes_two_units(monkeypatch):

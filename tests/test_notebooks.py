@@ -155,7 +155,7 @@ def test_times_widgets_and_the_names_of_cells_are_not_kept():
     ("path", "left"),
     [
         (f"{notebooks.FOLDER}/report.html", "report.html"),
-        (f"{ROOT}/aot/function.py", "aot/function.py"),
+        (f"{ROOT}/aot/call/function.py", "aot/call/function.py"),
         (f"{sysconfig.get_path('purelib')}/jax/core.py", "jax/core.py"),
         (f"{tempfile.gettempdir()}/tmpa1b2_c3/plan.json", "temporary/plan.json"),
         (f"{Path.home()}/x.npz", "~/x.npz"),

@@ -16,7 +16,7 @@ from benchmarks.target_prices import estimated_cycles, jaxpr_seconds, step_secon
 from benchmarks.targets import Choice
 from compilers import FOLDER
 from jointcut import aot
-from jointcut.aot.choices import compilers
+from jointcut.aot.options import compilers
 from jointcut.partition.errors import TargetError
 from jointcut.partition.prices.cost import Roofline
 

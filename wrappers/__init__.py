@@ -1,8 +1,8 @@
 """Turn the caller's arguments into flat arrays, and flat results back.
 
-A compiled program takes and returns flat arrays. Callers also pass trees, objects, references, or one array twice. One
-look at the function says what each input and output is (`metadata`), and each wrapper reads it. Before compiling, a
-wrapper simplifies inputs and outputs; at each call it converts between the two.
+A compiled program takes and returns flat arrays. Callers also pass trees, objects, references, or one array twice.
+`metadata` describes each input and output of a function, and each wrapper reads it. Before compiling, a wrapper
+simplifies inputs and outputs; at each call it converts between the caller's form and the simple form.
 
 Where to add what:
 
@@ -15,7 +15,7 @@ Files, in reading order:
 
     table: Keep one value for each key, and make it once for all threads.
     record: Write records as JSON, and read them back.
-    mark: Mark a folder as ours, so that a process removes nothing of anybody else's.
+    mark: Mark a folder as ours, so that a process removes no files of anybody else.
     metadata: Describe each input and output of a function.
     arguments: Flatten the arguments of a call, and rebuild results.
     wrapper: Define a wrapper: one step before compiling, one step after.

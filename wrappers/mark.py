@@ -1,8 +1,8 @@
-"""Mark a folder as ours, so that a process removes nothing of anybody else's.
+"""Mark a folder as ours, so that a process removes no files of anybody else.
 
-A folder that jointcut fills holds a file with a line of JSON: of what kind the folder is, in which version, and of
-which user. A name says nothing. A process removes files only from a folder with this mark, only such as it writes there
-itself, and the folder only once it is empty.
+A folder that jointcut fills holds a file with a line of JSON: the kind of the folder, its version, and its user. The
+folder's name does not count. A process removes files only from a folder with this mark, and only files with names that
+it writes there itself. It removes the folder only once it is empty.
 
 >>> Mark("cache").line.decode()[:42]
 '{"kind": "jointcut cache", "version": 1, "'
@@ -17,19 +17,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOST_BYTES = 1024  # that are read of a file which may hold a mark
+_MOST_BYTES = 1024  # the most bytes that are read from a file that may hold a mark
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a folder is: its `kind`, and the `version` of what lies in it."""
+    """The mark of a folder: its `kind`, and the `version` of its contents."""
 
     kind: str
     version: int = 1
 
     @property
     def line(self) -> bytes:
-        """What the file with the mark holds, for this user."""
+        """The contents of the file with the mark, for this user."""
         return json.dumps(self._facts).encode() + b"\n"
 
     @property

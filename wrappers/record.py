@@ -1,9 +1,9 @@
 """Write records as JSON, and read them back.
 
-A record is a frozen dataclass that compares by value. A value that JSON does not have is written as an object with one
-key, its tag: `{"InputAliasInfo": {...}}`, `{"dtype": "bfloat16"}`, `{"tree": ...}`. Tuples are arrays. Classes and
-functions are written by name. Reading looks them up in the modules that are imported already; it imports nothing, and
-calls no function.
+A record is a frozen dataclass that compares by value. A value without a JSON form is written as an object with one key,
+its tag: `{"InputAliasInfo": {...}}`, `{"dtype": "bfloat16"}`, `{"tree": ...}`. Tuples are arrays. Classes and functions
+are written by name. Reading looks these names up in modules that are imported already; it imports no module, and calls
+no function.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KNOWN: dict[str, type] = {}
 _LEAF = "*"
 _WIDEST = 40  # characters of a column in a table
 _E = TypeVar("_E", bound=enum.Enum)
-_IMPLEMENTATIONS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}  # of dtypes named unlike their generator
+_IMPLEMENTATIONS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}  # dtypes whose name differs from their generator
 
 
 class Record:
@@ -38,17 +38,17 @@ class Record:
         _KNOWN[cls.__name__] = cls
 
     def __str__(self) -> str:
-        """A line for each field; long values are cut."""
+        """Return a line for each field; long values are cut."""
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
         return "\n".join([type(self).__name__, *(f"  {f.name}: {_short(getattr(self, f.name))}" for f in fields)])
 
     def to_json(self, indent: int | None = None) -> str:
-        """The record as a JSON text; raises `RecordError` if a field has no JSON form."""
+        """Return the record as a JSON text; raises `RecordError` if a field has no JSON form."""
         return json.dumps(_encoded(self, type(self).__name__), indent=indent, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The record that `to_json` wrote; raises `RecordError` for anything else."""
+        """Return the record that `to_json` wrote; raises `RecordError` for any other text."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -63,7 +63,7 @@ _CURE = "Read what to_json of the same class and version wrote."
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of a table as lines, with aligned columns; a cell after a very long one is not aligned."""
+    """Return the rows of a table as lines, with aligned columns; a cell after a very long one is not aligned."""
     columns = list(zip(*rows, strict=True))
     widths = [min(max(map(len, column)), _WIDEST) for column in columns if any(column)]
     shown = [[cell for cell, column in zip(row, columns, strict=True) if any(column)] for row in rows]
@@ -71,7 +71,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    """A value on one line of at most 100 characters; if it is cut, with the number of its entries."""
+    """Return a value on one line of at most 100 characters; if it is cut, add the number of its entries."""
     text = repr(value)
     if len(text) <= 100:
         return text
@@ -109,7 +109,7 @@ def _encoded(value: Any, path: str) -> Any:
 
 
 def is_dtype(value: Any) -> bool:
-    """Whether a value is a dtype of NumPy or of JAX, such as that of random keys."""
+    """Whether a value is a dtype of NumPy or of JAX, such as the dtype of random keys."""
     kind = getattr(value, "type", None)  # a property, in classes such as `nnx.Param`
     return isinstance(value, np.dtype) or (isinstance(kind, type) and issubclass(kind, jax.dtypes.extended))
 
@@ -124,7 +124,7 @@ def _is_empty_node(value: Any) -> bool:
 
 
 def _name_of(value: Any) -> str | None:
-    """`module:function` if that name finds the value; None for a lambda, a closure, or no function."""
+    """Return `module:function` if this name finds the value; None for a lambda, a closure, or another object."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not callable(value) or module is None or name is None or _at(module, name) is not value:
         return None
@@ -132,7 +132,7 @@ def _name_of(value: Any) -> str | None:
 
 
 def _at(module: str, qualified: str) -> Any:
-    """The object of this name in an imported module, or None."""
+    """Return the object of this name in an imported module, or None."""
     value: Any = sys.modules.get(module)
     for part in qualified.split("."):
         value = getattr(value, part, None)
@@ -154,7 +154,7 @@ def _tree(tree: Any, path: str) -> Any:
 
 
 def class_name(kind: type) -> str:
-    """The name of a class in JSON, `module:class`."""
+    """Return the name of a class in JSON, `module:class`."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -257,7 +257,7 @@ def _read_node(node: Any, path: str) -> Any:
 
 
 def read_dtype(name: Any, path: str) -> Any:
-    """The dtype of a name, also of random keys and `float0`; raises `RecordError` for an unknown name."""
+    """Return the dtype of a name, also for random keys and `float0`; raises `RecordError` for an unknown name."""
     if name == "float0":
         return jax.dtypes.float0
     try:
@@ -269,7 +269,7 @@ def read_dtype(name: Any, path: str) -> Any:
 
 
 def key_implementation(dtype: str) -> str:
-    """The name in `jax.random.key` of the generator of a key dtype such as `key<fry>`."""
+    """Return the name of a key dtype's generator, as in `jax.random.key`; an example of such a dtype is `key<fry>`."""
     short = dtype[len("key<") : -1]
     return _IMPLEMENTATIONS.get(short, short)
 

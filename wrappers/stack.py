@@ -1,6 +1,6 @@
 """Apply wrappers in order before compiling, and in reverse order after.
 
-A stack is a sequence of wrappers, outermost first. Each `pre_compile` takes the target that the one before returned.
+A stack is a sequence of wrappers, outermost first. Each `pre_compile` takes the target that the previous one returned.
 After compiling, `post_compile` runs innermost first.
 """
 
@@ -28,7 +28,7 @@ class Wrapped:
     trail: tuple[tuple[CompilerWrapper, Target], ...]
 
     def post_compile(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call in the user's convention, made from a call in the simplest one."""
+        """Return the call in the user's convention, made from a call in the simplest convention."""
         for wrapper, target in reversed(self.trail):
             call = wrapper.post_compile(call, target)
         return call
@@ -44,7 +44,7 @@ def pre_compile(wrappers: Sequence[CompilerWrapper], target: Target) -> Wrapped:
 
 
 def applied(wrappers: Sequence[CompilerWrapper], target: Target) -> Callable[..., Any]:
-    """The function of a target in a user's wrappers, which behaves as the function alone.
+    """Return the function of a target inside a user's wrappers, which behaves like the function alone.
 
     Raises `TraceError`, now or when it is called, for a wrapper that changes the structure or types of results.
     """
@@ -65,7 +65,7 @@ def applied(wrappers: Sequence[CompilerWrapper], target: Target) -> Callable[...
 
 
 class _Seen:
-    """A function that remembers the types of its results by those of its arguments."""
+    """A function that remembers the types of its results by the types of its arguments."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -77,7 +77,7 @@ class _Seen:
         return result
 
     def compared(self, wrapper: CompilerWrapper, call: Any) -> Callable[..., Any]:
-        """A wrapper's call, checked: its results must have the types of the function's."""
+        """Return a wrapper's call with a check: its results must have the types of the function's results."""
         where = f"post_compile of {type(wrapper).__name__}"
         if not callable(call):
             raise TraceError(message(where, f"returned a {type(call).__name__}, not a function.", _CURE))
@@ -97,7 +97,7 @@ class _Seen:
         return compared
 
     def _of(self, arrays: Sequence[Any]) -> tuple[Any, list[str]]:
-        """The types of the result for some arrays, also if the wrapper never called the function with such."""
+        """Return the types of the result for some arrays, even if the wrapper never called the function with such."""
         key = tuple(map(_type, arrays))
         if key not in self.results:
             jax.eval_shape(lambda *args: jax.tree.leaves(self(*args))[:0], *arrays)
@@ -105,7 +105,7 @@ class _Seen:
 
 
 def _types(result: Any) -> tuple[Any, list[str]]:
-    """The structure of a result, and the type of each leaf as text."""
+    """Return the structure of a result, and the type of each leaf as text."""
     leaves, tree = jax.tree.flatten(objects.taken_apart(result)[0])
     return tree, [_type(leaf) for leaf in leaves]
 

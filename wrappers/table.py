@@ -1,7 +1,7 @@
 """Keep one value for each key, and make it once for all threads.
 
-Programs are slow to make and often called, from any number of threads. Reading a value takes no lock. A missing value
-is made by the first thread that asks. Other threads wait only if they ask for the same key. A full table drops its
+Programs are slow to make and often called, from any number of threads. Reading a value takes no lock. The first thread
+that asks for a missing value makes it. Other threads wait only if they ask for the same key. A full table drops its
 oldest values.
 
 >>> table = Table(most=2)
@@ -23,7 +23,7 @@ _ABSENT: Any = object()
 
 
 class Table(Generic[T]):
-    """Values by key: at `most` so many, or any number if it is None."""
+    """Values by key: at most `most` values, or any number if it is None."""
 
     def __init__(self, most: int | None = None) -> None:
         """Make an empty table."""
@@ -33,7 +33,7 @@ class Table(Generic[T]):
         self._lock = threading.RLock()  # for both; reentrant, since a user's `__eq__` of a key may call the table
 
     def of(self, key: Hashable, make: Callable[[], T], *, keeps: Callable[[T], bool] = lambda value: True) -> T:
-        """Return the value of a key. If there is none, `make` it, and keep it if `keeps` of it is true.
+        """Return the value of a key. If there is none, `make` it, and keep it if `keeps(value)` is true.
 
         If `make` raises, the next call makes the value. If `make` asks for its own key, it is called again.
         """
@@ -49,20 +49,20 @@ class Table(Generic[T]):
         return value
 
     def get(self, key: Hashable) -> T | None:
-        """The value of a key, or None."""
+        """Return the value of a key, or None."""
         return self._made.get(key)
 
     def __len__(self) -> int:
-        """The number of values."""
+        """Return the number of values."""
         return len(self._made)
 
     def __iter__(self) -> Iterator[Hashable]:
-        """The keys, oldest first."""
+        """Iterate over the keys, oldest first."""
         with self._lock:
             return iter(list(self._made))
 
     def __reduce__(self) -> Any:
-        """A copy is an empty table."""
+        """Make a copy an empty table."""
         return type(self), (self._most,)
 
     @contextmanager

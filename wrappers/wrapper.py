@@ -1,14 +1,14 @@
 """Define a wrapper: one step before compiling, one step after.
 
-`pre_compile` takes a `Target` (a function and its calling convention) and returns one with a simpler convention.
-`post_compile` takes the compiled call in the simpler convention and returns a call in the original one. Outside of
-`TreeWrapper`, a call takes the caller's arguments in trees; inside, it takes one flattened call (`tree.Bound`). The law
-of every wrapper: if the compiled call is the function of the simpler target, the result behaves as the original.
-The names are those of PyTorch's `CompilerWrapper`.
+`pre_compile` takes a `Target` (a function and its calling convention) and returns a target with a simpler convention.
+`post_compile` takes the compiled call in the simpler convention and returns a call in the original convention. Outside
+of `TreeWrapper`, a call takes the caller's arguments in trees; inside, it takes one flattened call (`tree.Bound`).
+Every wrapper keeps a law: if the compiled call is the function of the simpler target, the result behaves like the
+original function. The names come from PyTorch's `CompilerWrapper`.
 
-Users pass their own wrappers as `aot.function(wrappers=(...))`. Calls of these take flat arrays, and both steps run
-while the function is traced. By the law above, the simpler function in its wrapper behaves as the function itself, so
-it can be differentiated, exported and cached as any other.
+Users pass their own wrappers as `aot.function(wrappers=(...))`. Their calls take flat arrays, and both steps run while
+the function is traced. By the law above, the simpler function in its wrapper behaves like the function itself, so it
+can be differentiated, exported and cached like any other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Target:
     Attributes:
         function: takes and returns flat arrays.
         convention: the arrays that enter and leave the program.
-        places: for each argument of the function, its position in `convention.inputs`; None if they are the same.
+        places: the position of each argument of the function in `convention.inputs`; None if the positions are equal.
     """
 
     function: Callable[..., Any]
@@ -52,14 +52,14 @@ class CompilerWrapper(Protocol):
         ...
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """Return a call in the original convention. `call` has that of `target`, the result of `pre_compile`."""
+        """Return a call in the original convention; `call` has the convention of `target`, from `pre_compile`."""
         ...
 
 
 def flat_form_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that gives a function of flat arrays the name and place of another, but not its parameters.
+    """Return a decorator that gives a function of flat arrays the name and place of another, but not its parameters.
 
-    JAX names an argument by the signature: here `args[2]`, counted in arrays.
+    JAX names an argument by the signature; here the name is `args[2]`, counted in arrays.
     """
 
     def decorate(flat: Callable[..., Any]) -> Callable[..., Any]:

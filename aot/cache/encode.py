@@ -1,8 +1,8 @@
 """Write values as bytes, the same in every process.
 
 An object that every process knows (see `known`) is written as its name, plain data as its content bit by bit, and an
-object of JAX as pickle would write it. Anything else, such as a Python function of the user, raises `IdentityError`,
-unless it has a `cache_key`: a string that the user changes whenever its behaviour changes.
+object of JAX like pickle would write it. Any other object, such as a Python function of the user, raises
+`IdentityError`, unless it has a `cache_key`: a string that the user changes whenever its behaviour changes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy as np
 
 from jointcut.aot.cache import known
 from jointcut.partition.errors import IdentityError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, user_source
 
-# By primitive: parameters that are read when it is differentiated or mapped, but not when it is compiled.
+# By primitive: parameters that are read for differentiation or mapping, but not for compilation.
 RULES: dict[str, tuple[str, ...]] = {
     "custom_jvp_call": ("jvp_jaxpr_fun",),
     "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees"),
@@ -44,7 +44,7 @@ CURE = (
 )
 _NAMELESS = "which has no name that another process would know it by."
 
-# Bookkeeping of a trace in the functions that JAX wraps around a rule. It does not change what they compute.
+# Bookkeeping of a trace in the functions that JAX wraps around a rule. It does not change their results.
 _NOTES = ("DebugInfo", "Store", "EqualStore", "DynamicJaxprTrace", "object")
 
 _CACHED_LENGTH = 64
@@ -58,7 +58,7 @@ def pack(tag: str, *parts: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _head(tag: str, count: int) -> tuple[bytes, struct.Struct]:
-    """The bytes before the lengths (the tag's length, the number of parts, the tag), and the struct of the lengths."""
+    """Return the bytes before the lengths (tag's length, number of parts, tag), and the struct of the lengths."""
     name = tag.encode()
     return struct.pack("<QQ", len(name), count) + name, struct.Struct(f"<{count}Q")
 
@@ -73,8 +73,8 @@ _short_text = functools.lru_cache(maxsize=4096)(_text)
 class Encoder:
     """Writes values as bytes; error messages give the path to a value, starting with `name`.
 
-    Without `rules`, the `RULES` in jaxprs are skipped. `in_program` says that the value is part of a jaxpr, where an
-    object of a user's class has behaviour beside its fields.
+    Without `rules`, the `RULES` in jaxprs are skipped. With `in_program`, the value is part of a jaxpr, where an object
+    of a user's class has behaviour besides its fields.
     """
 
     def __init__(self, name: str, *, rules: bool = True, in_program: bool = False) -> None:
@@ -87,26 +87,26 @@ class Encoder:
         self._numbers_read = 0
 
     def value(self, x: Any) -> bytes:
-        """The bytes of any value."""
+        """Return the bytes of any value."""
         return _method(type(x))(self, x)
 
     def at(self, name: str, x: Any) -> bytes:
-        """The bytes of a value, whose path in error messages gets a name."""
+        """Return the bytes of a value, and add a name to its path in error messages."""
         self._path.append(name)
         data = self.value(x)
         self._path.pop()
         return data
 
     def all(self, tag: str, xs: Iterable[Any]) -> bytes:
-        """The bytes of several values in order."""
+        """Return the bytes of several values in order."""
         return pack(tag, *[_method(type(x))(self, x) for x in xs])
 
     def refuse(self, what: str, cure: str = CURE) -> bytes:
-        """Raise `IdentityError` with the path, the problem and the cure; a subclass may have bytes for it."""
+        """Raise `IdentityError` with the path, the problem and the cure; a subclass may return bytes instead."""
         raise IdentityError(message(known.place(self._path), what, cure))
 
     def once(self, x: Any, write: Callable[[Any], bytes]) -> bytes:
-        """The bytes from `write`, computed once per object unless they depend on the numbers of variables."""
+        """Return the bytes from `write`, computed once per object unless they depend on the numbers of variables."""
         key = (id(x), self._in_program)
         if key in self._known:
             return self._known[key][1]
@@ -123,39 +123,39 @@ class Encoder:
     # ------------------------------------------------------------------------------------------ plain data
 
     def text(self, x: Any) -> bytes:
-        """Text, bytes, integers or None."""
+        """Write text, bytes, integers or None."""
         is_long = isinstance(x, str | bytes) and len(x) > _CACHED_LENGTH
         return (_text if is_long else _short_text)(type(x), x)
 
     def number(self, x: complex) -> bytes:
-        """A float or complex number by its bits."""
+        """Write a float or complex number by its bits."""
         return pack(type(x).__name__, struct.pack("<dd", x.real, x.imag))
 
     def sequence(self, x: Any) -> bytes:
-        """A tuple or list."""
+        """Write a tuple or list."""
         return self.all(type(x).__name__, x)
 
     def unordered(self, x: Any) -> bytes:
-        """A set, sorted: Python's order of it differs from process to process."""
+        """Write a set, sorted, since Python's order differs from process to process."""
         return pack("set", *sorted(map(self.value, x)))
 
     def mapping(self, x: dict[Any, Any]) -> bytes:
-        """A dict, sorted."""
+        """Write a dict, sorted."""
         pairs = [(self.value(k), self.at(k if isinstance(k, str) else repr(k), v)) for k, v in x.items()]
         return pack("dict", *(part for pair in sorted(pairs) for part in pair))
 
     def choice(self, x: enum.Enum) -> bytes:
-        """A member of an enum."""
+        """Write a member of an enum."""
         if self._in_program and not known.is_own(type(x)):
             return self.refuse(f"is {known.described(x)}, {_NAMELESS}")
         return self.once(x, lambda x: pack("enum", known.class_name(type(x)), self.value(x.name), self.value(x.value)))
 
     def dtype(self, x: np.dtype[Any]) -> bytes:
-        """A dtype of NumPy or ml_dtypes."""
+        """Write a dtype of NumPy or ml_dtypes."""
         return self.once(x, lambda x: pack("dtype", known.class_name(type(x)), x.str.encode(), repr(x).encode()))
 
     def array(self, x: Any) -> bytes:
-        """An array of NumPy or one of its scalars, by dtype, shape and bytes."""
+        """Write an array of NumPy or one of its scalars, by dtype, shape and bytes."""
         a = np.asarray(x)
         kind = "array" if isinstance(x, np.ndarray) else "scalar"
         if a.dtype.hasobject:
@@ -165,7 +165,7 @@ class Encoder:
         return pack(kind, self.value(a.dtype), self.value(a.shape), hashlib.sha256(data).digest())
 
     def device_array(self, x: jax.Array) -> bytes:
-        """An array of JAX, by type, sharding and value."""
+        """Write an array of JAX, by type, sharding and value."""
         if not x.is_fully_addressable:
             what = "is an array of which other processes hold parts."
             return self.refuse(what, "Pass it as an argument, or switch the cache off for this function.")
@@ -174,7 +174,7 @@ class Encoder:
         return pack("jax array", placed, self.value(np.asarray(data)))
 
     def tree(self, x: Any) -> bytes:
-        """A tree of containers: their classes by name, and their auxiliary data."""
+        """Write a tree of containers: their classes by name, and their auxiliary data."""
         data = x.node_data()
         if data is None:
             return pack("leaf" if x.num_leaves else "none")
@@ -183,24 +183,24 @@ class Encoder:
         return pack("node", known.class_name(kind), aux, *map(self.tree, x.children()))
 
     def device(self, x: Any) -> bytes:
-        """A device, by its kind and number."""
+        """Write a device, by its kind and number."""
         return self.all("device", (x.platform, x.device_kind, x.id, x.process_index))
 
     def size(self, x: Any) -> bytes:
-        """A symbolic size of `jax.export`, with the constraints of its scope."""
+        """Write a symbolic size of `jax.export`, with the constraints of its scope."""
         return self.all("size", (str(x), str(x.scope).partition(" with constraints:")[2]))
 
     # ------------------------------------------------------------------------------------------- behaviour
 
     def key(self, x: Any) -> bytes | None:
-        """The `cache_key` of an object, or None if it has none of its own."""
+        """Return the `cache_key` of an object, or None if it has none of its own."""
         if (key := getattr(x, "cache_key", None)) is None:
             return None
         if not isinstance(key, str):
             return self.refuse(f"has a cache_key that is a {type(key).__name__}.", "Make it a string.")
         inner, is_own = getattr(x, "__wrapped__", None), known.is_versioned(known.module_of(x))
         if inner is not None and isinstance(x, types.FunctionType) and is_own:
-            return None  # a function of JAX around the user's; the user's is written itself
+            return None  # a function of JAX around the user's, which is written itself
         if inner is not None and not is_own and getattr(inner, "cache_key", None) == key:
             what = f"is {known.described(x)}, whose cache_key is that of the function it wraps."
             cure = "Give the wrapper a `cache_key` of its own, or switch the cache off for this function."
@@ -208,7 +208,7 @@ class Encoder:
         return pack("key", known.title(x).encode(), key.encode())
 
     def function(self, x: Any) -> bytes:
-        """A Python function: by its `cache_key`, or if it is JAX's own, by its code and closure."""
+        """Write a Python function: by its `cache_key`, or by code and closure if it is JAX's own."""
         return self.key(x) or self.once(x, self._function)
 
     def _function(self, x: Any) -> bytes:
@@ -219,19 +219,19 @@ class Encoder:
         return pack("function", self.all("code", (module, x.__code__, x.__defaults__, x.__kwdefaults__)), *cells)
 
     def code(self, x: types.CodeType) -> bytes:
-        """The code of a function: two lambdas of one module have the same name."""
+        """Write the code of a function, since two lambdas of one module have the same name."""
         return self.all("code", (x.co_qualname, x.co_firstlineno, x.co_code, x.co_names, x.co_consts))
 
     def method(self, x: types.MethodType) -> bytes:
-        """A method of an object."""
+        """Write a method of an object."""
         return pack("method", self.value(x.__func__), self.value(x.__self__))
 
     def partial(self, x: functools.partial[Any]) -> bytes:
-        """A function with arguments."""
+        """Write a function with arguments."""
         return pack("partial", self.value(x.func), self.all("args", x.args), self.mapping(x.keywords))
 
     def wrapped(self, x: Any) -> bytes:
-        """A function under JAX's transformations (`WrappedFun`)."""
+        """Write a function under JAX's transformations (`WrappedFun`)."""
         steps = []
         for step, args in x.transforms:
             read = [a for i, a in enumerate(args) if not known.only_for_messages(step, i - len(args))]
@@ -239,19 +239,19 @@ class Encoder:
         return pack("wrapped", self.value(x.f), self.value(x.params), self.value(x.in_type), *steps)
 
     def kind(self, x: type) -> bytes:
-        """A class: by name if it is JAX's own or not in a program, else by its `cache_key`."""
+        """Write a class: by name if it is JAX's own or not in a program, else by its `cache_key`."""
         if known.is_own(x) or not self._in_program:
             return pack("type", known.class_name(x))
         return self.key(x) or self.refuse(f"is the class {known.title(x)}, {_NAMELESS}")
 
     def primitive(self, x: Any) -> bytes:
-        """A primitive: by name if it is JAX's own, else by its `cache_key`."""
+        """Write a primitive: by name if it is JAX's own, else by its `cache_key`."""
         if known.is_own_primitive(x):
             return pack("primitive", known.class_name(type(x)), x.name.encode())
         return pack("primitive", self.key(x) or self.refuse(f"is the primitive {x.name}, {_NAMELESS}"))
 
     def record(self, x: Any) -> bytes:
-        """A dataclass or named tuple: its class, its fields, and its `cache_key` if it has one."""
+        """Write a dataclass or named tuple: its class, its fields, and its `cache_key` if it has one."""
         is_own = known.is_own(type(x))
         key = None if is_own else self.key(x)
         if key is None and not is_own and (self._in_program or callable(x)):
@@ -261,7 +261,7 @@ class Encoder:
         return self.once(x, lambda x: pack("record", *head, *(self.at(n, getattr(x, n)) for n in names)))
 
     def other(self, x: Any) -> bytes:
-        """Any other object: by its `cache_key`, by its name, or as pickle would write it if its class is JAX's own."""
+        """Write any other object: by its `cache_key`, by its name, or like pickle if its class is JAX's own."""
         return self.once(x, self._other)
 
     def _other(self, x: Any) -> bytes:
@@ -277,7 +277,7 @@ class Encoder:
         return self.all("object", (type(x), *state))
 
     def note(self, x: Any) -> bytes:
-        """Bookkeeping of a trace, by its class alone."""
+        """Write bookkeeping of a trace, by its class alone."""
         return pack("note", known.class_name(type(x)))
 
     def tracer(self, x: Any) -> bytes:
@@ -292,7 +292,7 @@ class Encoder:
     # -------------------------------------------------------------------------------------------- programs
 
     def program(self, x: Any) -> bytes:
-        """A jaxpr, open or closed: variables by number, without lines of source.
+        """Write a jaxpr, open or closed, with variables by number and without source lines.
 
         Names of scopes are included, since a strategy may use them.
         """
@@ -325,20 +325,20 @@ class Encoder:
             self.all("out", [v.aval for v in eqn.outvars]),
             self.unordered(eqn.effects),
             self.value(eqn.ctx),
-            self.value(jaxprs.scope_of(eqn)),
+            self.value(user_source.scope_of(eqn)),
         )
         self._path.pop()
         return data
 
     def variable(self, x: Any) -> bytes:
-        """A variable of the current program, by its number."""
+        """Write a variable of the current program, by its number."""
         self._numbers_read += 1
         if x not in self._numbers:
             return self.refuse("is a variable of another program.", "Switch the cache off for this function.")
         return b"v%d" % self._numbers[x]
 
     def literal(self, x: Any) -> bytes:
-        """A literal constant in an equation."""
+        """Write a literal constant in an equation."""
         return pack("literal", self.value(x.val), self.value(x.aval))
 
 
@@ -382,7 +382,7 @@ _BY_NAME: dict[str, Method] = {
 
 @functools.lru_cache(maxsize=4096)
 def _method(kind: type) -> Method:
-    """The method that writes values of a class."""
+    """Return the method that writes values of a class."""
     if kind in _EXACT:
         return _EXACT[kind]
     is_own = known.is_own(kind)

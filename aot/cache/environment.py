@@ -1,6 +1,6 @@
 """List everything outside a program that could change how it compiles.
 
-That is versions, jointcut's own source, JAX's configuration, the environment variables that compilers read, and the
+It lists versions, jointcut's own source, JAX's configuration, the environment variables that compilers read, and the
 machine. Two processes compute the same key `fingerprint(program=..., environment=environment())` only if all of these
 are the same.
 """
@@ -19,9 +19,9 @@ from typing import Any
 import jax
 
 from jointcut import partition, wrappers
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import runtime
 
-# Libraries that take part in tracing, planning or compiling: by name, those of accelerators by prefix.
+# Libraries that take part in tracing, planning or compiling: by name, and by prefix for accelerators.
 _DISTRIBUTIONS = ("jointcut", "jax", "jaxlib", "libtpu", "numpy", "scipy", "ml-dtypes")
 _PREFIXES = ("jax-", "libtpu-", "nvidia-")
 
@@ -67,9 +67,9 @@ _ARM_FIELDS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part",
 
 
 def environment(devices: Sequence[Any] | None = None) -> dict[str, Any]:
-    """The part of a `fingerprint` beside the program, by name; `devices` defaults to all devices of the backend.
+    """Return the parts of a `fingerprint` besides the program; `devices` defaults to all devices of the backend.
 
-    Read again at each call, except for values that cannot change while a process runs.
+    They are read again at each call, except for values that cannot change while a process runs.
     """
     devices = jax.devices() if devices is None else devices
     client = devices[0].client
@@ -81,7 +81,7 @@ def environment(devices: Sequence[Any] | None = None) -> dict[str, Any]:
         "devices": tuple(devices),
         "processes": (jax.process_count(), jax.process_index(), jax.device_count()),
         "config": {name: value for name, value in jax.config.values.items() if name not in _SILENT},
-        "context": jaxprs.trace_context(),
+        "context": runtime.trace_context(),
         "variables": (_first_variables(), variables()),
         "cpu": cpu(),
     }
@@ -89,13 +89,13 @@ def environment(devices: Sequence[Any] | None = None) -> dict[str, Any]:
 
 @functools.cache
 def versions() -> tuple[tuple[str, str], ...]:
-    """Name and version of every installed distribution that takes part in compiling, sorted."""
+    """Return name and version of every installed distribution that takes part in compiling, sorted."""
     names = {d.name.lower().replace("_", "-"): d.version for d in importlib.metadata.distributions()}
     return tuple(sorted(item for item in names.items() if item[0] in _DISTRIBUTIONS or item[0].startswith(_PREFIXES)))
 
 
 def variables() -> dict[str, str]:
-    """The environment variables that compilers read; if `XLA_FLAGS` names a file, its text is added."""
+    """Return the environment variables that compilers read; if `XLA_FLAGS` names a file, add its text."""
     values = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
     flags = values.get("XLA_FLAGS", "").strip()
     if flags and not flags.startswith("-") and Path(flags).is_file():
@@ -105,13 +105,13 @@ def variables() -> dict[str, str]:
 
 @functools.cache
 def _first_variables() -> dict[str, str]:
-    """The variables at the first call: some compilers read them only once, others see later changes."""
+    """Return the variables at the first call: some compilers read them only once, others see later changes."""
     return variables()
 
 
 @functools.cache
 def cpu(path: str = "/proc/cpuinfo") -> tuple[Any, ...]:
-    """The features of the host's processors, and how many of them this process may use.
+    """Return the features of the host's processors, and the number of processors that this process may use.
 
     XLA:CPU compiles for the host's instructions and divides work among its processors; no version includes them.
     """
@@ -123,7 +123,7 @@ def cpu(path: str = "/proc/cpuinfo") -> tuple[Any, ...]:
 
 
 def sources(folders: Iterable[Path]) -> str:
-    """The sha256, in hex, of all Python files in folders; it changes with any edit, while the version may not."""
+    """Return the sha256, in hex, of all Python files in folders; it changes with any edit, unlike the version."""
     hashed = hashlib.sha256()
     for folder in folders:
         for file in sorted(folder.rglob("*.py")):

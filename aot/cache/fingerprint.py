@@ -18,7 +18,7 @@ from typing import Any
 from jointcut.aot.cache.encode import RULES, Encoder, pack
 from jointcut.aot.cache.environment import environment as environment
 from jointcut.partition.errors import IdentityError
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, user_source
 
 _FORMAT = "jointcut fingerprint 1"  # changes with the encoding
 
@@ -31,11 +31,11 @@ class WithoutRules:
 
 
 def fingerprint(**parts: Any) -> str:
-    """The sha256, in hex, of named parts: plain data, trees, arrays, shardings, jaxprs and records of these.
+    """Return the sha256, in hex, of named parts: plain data, trees, arrays, shardings, jaxprs and records of these.
 
     A part may be `WithoutRules(jaxpr)`. The key of a compiled program needs `environment()` among its parts, which
-    holds the versions of JAX's own functions. Raises `IdentityError` for an object that another process cannot
-    identify by name or content, such as a callback or a derivative rule of the user's.
+    holds the versions of JAX's own functions. Raises `IdentityError` for an object that another process cannot identify
+    by name or content, such as a user's callback or derivative rule.
     """
     encoded = [pack("part", name.encode(), _part(name, parts[name])) for name in sorted(parts)]
     return hashlib.sha256(pack(_FORMAT, *encoded)).hexdigest()
@@ -48,12 +48,12 @@ def _part(name: str, value: Any) -> bytes:
 
 
 def foreign_rules(closed: Any) -> tuple[str, ...]:
-    """The rules without identity in a jaxpr and its inner jaxprs: `rule at file.py:12`, sorted.
+    """Return the rules without identity in a jaxpr and its inner jaxprs: `rule at file.py:12`, sorted.
 
-    A rule is a Python function, such as the one of a `jax.custom_vjp` or the policy of a `jax.checkpoint`. It decides
-    the gradient, but does not show in the jaxpr of a program that is not differentiated yet. JAX's own rules (as for
-    `relu`) are identified by name, others by their `cache_key`. `fingerprint` refuses a jaxpr with any other rule. The
-    jaxpr of the derivative, in which the rules have been traced, can be given as `WithoutRules`.
+    A rule is a Python function, such as the backward of a `jax.custom_vjp` or the policy of a `jax.checkpoint`. It
+    decides the gradient, but is invisible in the jaxpr of a program that is not differentiated yet. JAX's own rules (as
+    for `relu`) are identified by name, others by their `cache_key`. `fingerprint` refuses a jaxpr with any other rule.
+    The jaxpr of the derivative, in which the rules have been traced, can be given as `WithoutRules`.
     """
     todo, seen, rules = [jaxprs.opened(closed)[0]], set[int](), set[str]()
     while todo:
@@ -79,4 +79,4 @@ def _has_identity(param: str, rule: Any) -> bool:
 
 def _name(eqn: Any, rule: Any) -> str:
     info = getattr(rule, "debug_info", None)
-    return f"{eqn.primitive.name} at {jaxprs.source_of(eqn)}" if info is None else info.func_src_info
+    return f"{eqn.primitive.name} at {user_source.source_of(eqn)}" if info is None else info.func_src_info

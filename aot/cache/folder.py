@@ -1,11 +1,11 @@
-"""Share a folder with other processes, each of which may be killed at any moment.
+"""Share a folder with other processes, which may be killed at any moment.
 
 Names are added and removed only under the folder's lock. A file is written as a draft, `writing-*.tmp`, which its
 writer locks. It gets its final name once it is complete and on disk. A lock ends with its process, on any host and in
 any container. Hence a draft that can be locked belongs to a dead writer; its name or age would not show that.
 
-The file `lock` holds our mark. It is written only where nothing in the folder has a name that a cache gives. So what
-has one later is the cache's own, and may be removed.
+The file `lock` holds our mark. It is written only if no file in the folder has a name that a cache gives. So a later
+file with such a name belongs to the cache, and may be removed.
 
 Windows has no `flock`: only the threads of one process exclude each other, and an open draft is not removed.
 """
@@ -36,7 +36,7 @@ _DRAFT = re.compile("writing-[0-9a-f]+[.]tmp")
 _GIVEN = re.compile(rf"{_DRAFT.pattern}|[0-9a-f]{{64}}[.]entry")
 _MARK = Mark("cache")
 _SECRET_BYTES = 32
-_PATIENCE_S = 10.0  # a lock is held for milliseconds; if longer, its process is stopped
+_PATIENCE_S = 10.0  # a lock is held for milliseconds; if it is held longer, its process is stopped
 _PAUSE_S = 0.002
 _THREADS = threading.Lock()
 
@@ -76,16 +76,16 @@ def _lock(descriptor: int, patience_s: float) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Mark a folder as a cache, unless it is one. Call it under the folder's lock.
+    """Mark a folder as a cache, unless it is one; call this under the folder's lock.
 
-    Raises `CacheError` where files of somebody else's have names that a cache gives.
+    Raises `CacheError` if files of somebody else have names that a cache gives.
     """
     lock, key = folder / "lock", folder / "key"
     if _MARK.is_in(lock):
         return
     sizes = {path: path.lstat().st_size for path in sorted(folder.iterdir())}
     foreign = [lock] if sizes.get(lock) else []
-    if not foreign and sizes.get(key) != _SECRET_BYTES:  # which a cache has from before there were marks
+    if not foreign and sizes.get(key) != _SECRET_BYTES:  # caches older than the marks have this key
         foreign = [path for path in sizes if path == key or _GIVEN.fullmatch(path.name)]
     if foreign:
         what = "holds a name that a cache gives, and is not of a cache of this version and user."
@@ -95,7 +95,7 @@ def claim(folder: Path) -> None:
 
 @contextmanager
 def draft(folder: Path) -> Iterator[tuple[BufferedWriter, Path]]:
-    """A new locked file that only its owner can read; it is removed at the end unless it was renamed."""
+    """Make a locked file that only its owner can read; at the end, remove it unless it was renamed."""
     path = folder / f"writing-{secrets.token_hex(8)}.tmp"
     with ExitStack() as stack:
         stack.callback(path.unlink, missing_ok=True)
@@ -107,7 +107,7 @@ def draft(folder: Path) -> Iterator[tuple[BufferedWriter, Path]]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the drafts of dead writers. Call it under the folder's lock: then living writers have locked theirs."""
+    """Remove the drafts of dead writers; call this under the folder's lock, when living writers have locked theirs."""
     for path in [path for path in folder.iterdir() if _DRAFT.fullmatch(path.name)]:
         with suppress(OSError):
             with path.open("r+b") as file:
@@ -140,7 +140,7 @@ def trust_folder(folder: Path) -> None:
 
 
 def secret_of(folder: Path) -> bytes:
-    """The 32 bytes of the file `key`, which is made if missing; processes that start together use the same one.
+    """Return the 32 bytes of the file `key`; make it if missing, the same for processes that start together.
 
     Raises `CacheError` if the file belongs to another user, if others may read or change it, or if it is not a key.
     """

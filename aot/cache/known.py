@@ -1,7 +1,7 @@
 """Decide which objects every process knows by name.
 
 The name of an object of JAX, NumPy or jointcut determines its behaviour, given their versions (see
-`environment.environment`). The name of a user's object does not: it stays when the code changes.
+`environment.environment`). The name of a user's object does not, since the name stays when the code changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import user_source
 
 _VERSIONED = ("jax", "jaxlib", "numpy", "ml_dtypes", "builtins", "collections")
 _OURS = ("jointcut.partition", "jointcut.wrappers", "jointcut.aot")
@@ -33,7 +33,7 @@ def is_own(kind: type) -> bool:
 
 
 def module_of(x: Any) -> str:
-    """The module that defines a function, or the class of any other object.
+    """Return the module that defines a function, or the class of any other object.
 
     Unlike `__module__`, it is not changed by `functools.wraps`.
     """
@@ -41,12 +41,12 @@ def module_of(x: Any) -> str:
 
 
 def class_name(kind: type) -> bytes:
-    """The module and name of a class."""
+    """Return the module and name of a class."""
     return f"{kind.__module__}:{kind.__qualname__}".encode()
 
 
 def title(x: Any) -> str:
-    """The qualified name of a class or function."""
+    """Return the qualified name of a class or function."""
     return f"{getattr(x, '__module__', None)}.{getattr(x, '__qualname__', type(x).__qualname__)}"
 
 
@@ -73,7 +73,7 @@ def is_named(x: Any) -> bool:
 def is_own_primitive(x: Any) -> bool:
     """Whether a versioned module holds a primitive.
 
-    The name is not enough: a user's primitive may have the name of one of JAX's.
+    The name is not enough: a user's primitive may have the name of a JAX primitive.
     """
     if id(x) not in _PRIMITIVES:
         modules = [module for name, module in list(sys.modules.items()) if is_versioned(name)]
@@ -82,12 +82,12 @@ def is_own_primitive(x: Any) -> bool:
 
 
 def is_primitive(kind: type) -> bool:
-    """Whether a class is one of JAX's primitives."""
+    """Whether a class is a class of JAX's primitives."""
     return any(c.__name__ == "Primitive" and c.__module__.startswith("jax.") for c in kind.__mro__)
 
 
 def closure(x: types.FunctionType) -> dict[str, Any]:
-    """The values that a function closes over, by name, without JAX's memory of earlier results."""
+    """Return the values that a function closes over, by name, without JAX's memory of earlier results."""
     values = {}
     for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
         if (x.__code__.co_qualname, name) in _MEMORY:
@@ -100,14 +100,14 @@ def closure(x: types.FunctionType) -> dict[str, Any]:
 
 
 def only_for_messages(step: Any, place: int) -> bool:
-    """Whether only error messages read an argument of one of JAX's transformations; `place` counts from the end."""
+    """Whether only error messages read an argument of a JAX transformation; `place` counts from the end."""
     code = getattr(step, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount]
     return -place <= len(names) and (step.__code__.co_qualname, names[place]) in _FOR_MESSAGES
 
 
 def pickled(x: Any) -> tuple[Any, ...] | None:
-    """The parts that pickle would write for an object: constructor, arguments and state; None if it cannot."""
+    """Return the parts that pickle would write for an object: constructor, arguments and state; None if it cannot."""
     try:
         reduced = x.__reduce_ex__(4)
     except TypeError:
@@ -132,6 +132,6 @@ def place(path: Iterable[Any]) -> str:
         if isinstance(step, str):
             text += f"{'' if not text else ' ' if text.endswith(':') else '.'}{step}"
         else:
-            source = jaxprs.source_of(step)
+            source = user_source.source_of(step)
             text += f": {step.primitive.name}{' at ' * bool(source)}{source}:"
     return text

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 from jointcut.aot.cache.store import Store
-from jointcut.aot.choices.limits import limit
+from jointcut.aot.options.limits import limit
 
 FOLDER, SIZE = "JOINTCUT_CACHE_DIR", "JOINTCUT_CACHE_SIZE"
 DEFAULT_FOLDER, _DEFAULT_SIZE = Path("~/.cache/jointcut/programs"), "10GiB"
 
 
 def store_for(cache: str | os.PathLike[str] | bool | None) -> Store | None:
-    """The store of an option: a folder, True for the default one, or None for `JOINTCUT_CACHE_DIR` if set.
+    """Return the store of an option: a folder, True for the default folder, or None for `JOINTCUT_CACHE_DIR` if set.
 
     `JOINTCUT_CACHE_SIZE` limits its size (default "10GiB"). Raises `CacheError` for a folder that cannot be used or
     trusted, and `BudgetError` for an invalid size.

@@ -1,8 +1,8 @@
 """Compute the key of a program within one process, even if it holds functions without identity.
 
-A callback or a rule of the user's has no identity that could be kept on disk, so `fingerprint` refuses it. It does not
-change which plan is good: neither memory nor predicted time depends on it. A sketch writes what a message would say of
-it, and all around it in full: the programs inside an equation count, whatever else that equation holds.
+A user's callback or rule has no identity that could be kept on disk, so `fingerprint` refuses it. It does not change
+which plan is good: neither memory nor predicted time depends on it. A sketch writes the text of the error message in
+place of the object, and everything around it in full. The programs inside an equation always count.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _JITTED: Any = type(jax.jit(lambda: None))
 
 
 def sketch(**parts: Any) -> str:
-    """The sha256, in hex, of named parts, like `fingerprint`; jaxprs are written without their rules.
+    """Return the sha256, in hex, of named parts, like `fingerprint`; jaxprs are written without their rules.
 
-    Raises `IdentityError` for an object of the user's outside of a jaxpr.
+    Raises `IdentityError` for a user's object outside of a jaxpr.
     """
     values = {name: x.jaxpr if isinstance(x, WithoutRules) else x for name, x in parts.items()}
     encoded = [pack("part", name.encode(), _Sketch(name, rules=False).value(values[name])) for name in sorted(values)]
@@ -33,18 +33,18 @@ class _Sketch(Encoder):
     """An encoder that accepts objects without identity inside a program."""
 
     def refuse(self, what: str, cure: str = CURE) -> bytes:
-        """What a message would say of an object in a program; elsewhere, raise as any encoder does."""
+        """Return the message's text for an object in a program; elsewhere, raise like any encoder."""
         return pack("nameless", what.encode()) if self._in_program else super().refuse(what, cure)
 
     def _other(self, x: Any) -> bytes:
         if isinstance(x, Plain):
             return self._call(x)
-        if isinstance(x, _JITTED):  # what JAX remembers beside the function is not part of it
+        if isinstance(x, _JITTED):  # JAX's memory beside the function is not part of it
             return pack("jitted", self.value(x.__wrapped__))
         return super()._other(x)
 
     def _call(self, rules: Plain) -> bytes:
-        """A call of ours: its program, the programs that it runs and how often, and the steps that are cut apart."""
+        """Write a call of ours: its program, the programs that it runs, with counts, and its separately cut steps."""
         step = rules.nested()
         steps = step and (step.trips, step.checkpoints, step.checkpoint_bytes, step.is_adjustable)
         return self.all("call", (type(rules), rules.closed, tuple(rules.runs() or ()), steps))

@@ -12,8 +12,8 @@ and of the label (4), SHA-256 of the payload (32), and HMAC-SHA256 (32) over the
 label. An entry that was changed, renamed, or written without the secret `key` is not returned.
 
 Entries are added and removed only under the lock (see `folder`), and never changed. A bad entry is read again under the
-lock before it is removed, since another process may have replaced it by a good one. Without locks, that good one may be
-removed too; it is then made again.
+lock before it is removed, since another process may have replaced it by a good entry. Without locks, the good entry may
+be removed too; it is then made again.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _WARNED: set[str] = set()
 _THREADS = threading.Lock()
 
 
-class _Refused(Exception):
+class _Unusable(Exception):
     """An entry file cannot be used; the text says why."""
 
 
-class _Newer(_Refused):
+class _Newer(_Unusable):
     """The format needs a newer jointcut."""
 
 
@@ -77,8 +77,8 @@ class StoredEntry:
 class Store:
     """Entries in a folder, by key; beyond `max_bytes` bytes, the least recently used are removed.
 
-    Made by `Store.at`. A key is a SHA-256 in hex; any other raises `CacheError`. `get` and `put` of an open store do
-    not raise if its folder fails: the logger `jointcut` warns once instead.
+    `Store.at` opens a store. A key is a SHA-256 in hex; any other key raises `CacheError`. `get` and `put` of an open
+    store do not raise if its folder fails: the logger `jointcut` warns once instead.
     """
 
     folder: Path
@@ -87,11 +87,11 @@ class Store:
 
     @classmethod
     def at(cls, folder: str | Path, max_bytes: int = 10 * 2**30) -> Store:
-        """Open the store in a folder, which is made (for its owner alone) if missing; remove drafts of dead writers.
+        """Open the store in a folder, and remove drafts of dead writers.
 
-        Raises `CacheError` if the folder cannot be made, written or locked, if it or its `key` belongs to another user
-        or could have been changed by one, if it holds files of somebody else's under names that a cache gives, or if
-        `max_bytes` is not positive.
+        A missing folder is made, for its owner alone. Raises `CacheError` if the folder cannot be made, written or
+        locked; if it or its `key` belongs to another user or could have been changed by one; if it holds files of
+        somebody else under names that a cache gives; or if `max_bytes` is not positive.
         """
         path = Path(folder).expanduser().absolute()
         if max_bytes <= 0:
@@ -109,13 +109,13 @@ class Store:
         return cls(path, max_bytes, secret)
 
     def get(self, key: str) -> bytes | None:
-        """The payload of an entry, or None if there is none; an entry that cannot be trusted is removed."""
+        """Return the payload of an entry, or None if there is none; remove an entry that cannot be trusted."""
         path = self._path(key)
         try:
             payload = self._payload(path, key)
         except FileNotFoundError:
             return None
-        except _Refused as refusal:
+        except _Unusable as refusal:
             self._refuse(path, key, refusal)
             return None
         except OSError as error:
@@ -126,7 +126,7 @@ class Store:
         return payload
 
     def put(self, key: str, payload: bytes, label: str = "") -> bool:
-        """Write an entry, replacing one with the same key; then remove others until all fit into `max_bytes`.
+        """Write an entry, replacing an entry with the same key; then remove others until all fit into `max_bytes`.
 
         Returns True once it is on disk and visible to every process. Returns False if it cannot be written, as when the
         disk is full or the entry is larger than `max_bytes`; then nothing changes.
@@ -147,10 +147,10 @@ class Store:
         return True
 
     def entries(self) -> tuple[StoredEntry, ...]:
-        """The entries signed by this store, last used first. Payloads are not read."""
+        """Return the entries signed by this store, last used first; payloads are not read."""
         timed: list[tuple[int, StoredEntry]] = []
         for key, path, info in _files(self.folder):
-            with suppress(OSError, _Refused), path.open("rb", buffering=0) as file:
+            with suppress(OSError, _Unusable), path.open("rb", buffering=0) as file:
                 _, _, label = self._read_head(file, key)
                 entry = StoredEntry(key, label.decode(), info.st_size, info.st_mtime)
                 timed.append((info.st_mtime_ns, entry))
@@ -195,23 +195,23 @@ class Store:
         return fields + self._sign(key, fields, label) + label
 
     def _read_head(self, file: FileIO, key: str) -> tuple[int, bytes, bytes]:
-        """The payload's size and SHA-256, and the label; raises `_Refused` if the head or its signature is wrong."""
+        """Return the payload's size and SHA-256, and the label; raises `_Unusable` for a wrong head or signature."""
         head, size = file.read(_HEAD_BYTES), os.fstat(file.fileno()).st_size
         if len(head) < _HEAD_BYTES:
-            raise _Refused(f"is cut off after {size} bytes")
+            raise _Unusable(f"is cut off after {size} bytes")
         fields, signature = head[: _FIELDS.size], head[_FIELDS.size :]
         magic, version, payload_bytes, label_bytes, digest = _FIELDS.unpack(fields)
         if magic != _MAGIC:
-            raise _Refused("does not begin as an entry does")
+            raise _Unusable("does not begin as an entry does")
         if version != _VERSION:
-            kind = _Newer if version > _VERSION else _Refused
+            kind = _Newer if version > _VERSION else _Unusable
             raise kind(f"has format {version}, and this is format {_VERSION}")
         stated_size = _HEAD_BYTES + label_bytes + payload_bytes
         if size != stated_size:
-            raise _Refused(f"has {size:,} bytes, and says that it has {stated_size:,}")
+            raise _Unusable(f"has {size:,} bytes, and says that it has {stated_size:,}")
         label = file.read(label_bytes)
         if not hmac.compare_digest(signature, self._sign(key, fields, label)):
-            raise _Refused("is not signed with this folder's key")
+            raise _Unusable("is not signed with this folder's key")
         return payload_bytes, digest, label
 
     def _payload(self, path: Path, key: str) -> bytes:
@@ -220,10 +220,10 @@ class Store:
             payload_bytes, digest, _ = self._read_head(file, key)
             payload = file.readall()
         if len(payload) != payload_bytes or not hmac.compare_digest(digest, hashlib.sha256(payload).digest()):
-            raise _Refused("holds another payload than was written")
+            raise _Unusable("holds another payload than was written")
         return payload
 
-    def _refuse(self, path: Path, key: str, refusal: _Refused) -> None:
+    def _refuse(self, path: Path, key: str, refusal: _Unusable) -> None:
         if isinstance(refusal, _Newer):
             _warn(str(path), f"cache entry {path}", f"{refusal}.", "It stays for the newer jointcut that wrote it.")
             return
@@ -231,7 +231,7 @@ class Store:
         with suppress(OSError, _Newer), self._alone():
             try:
                 self._payload(path, key)
-            except _Refused as again:
+            except _Unusable as again:
                 if isinstance(again, _Newer):
                     raise
                 path.unlink()
@@ -270,7 +270,7 @@ class Store:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path, os.stat_result]]:
-    """Key, path and status of every entry file; files that vanish meanwhile are skipped."""
+    """Yield key, path and status of every entry file; skip files that vanish meanwhile."""
     with suppress(FileNotFoundError), os.scandir(folder) as scan:
         for item in scan:
             match = _ENTRY.fullmatch(item.name)
@@ -290,7 +290,7 @@ def _reason(error: OSError) -> str:
 
 
 def _warn(once: str, where: str, what: str, cure: str) -> None:
-    """Log a warning, unless this process has logged one with the same `once`."""
+    """Log a warning, unless this process has logged a warning with the same `once`."""
     with _THREADS:
         is_new = once not in _WARNED
         _WARNED.add(once)

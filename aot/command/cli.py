@@ -1,7 +1,7 @@
-"""Explain, export, show and run from a command line.
+"""Run a command: read its options, ask jointcut, and print the answer.
 
 `facts` gathers the results of each command; they are printed as JSON, or as text by `printed`. The texts of the help
-are in `usage`. A mistake of the user's is a `JointcutError`, whose message goes to standard error.
+are in `usage`. A user's mistake is a `JointcutError`, whose message goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import click
 
 from jointcut.aot.cache.location import DEFAULT_FOLDER, FOLDER
 from jointcut.aot.cache.store import Store
-from jointcut.aot.choices.limits import Budget, limit
-from jointcut.aot.choices.policies import SAVE_AS, Demand
-from jointcut.aot.choices.scopes import budget as part_budget
-from jointcut.aot.choices.target import target as target_named
-from jointcut.aot.command import facts, npz, printed, usage
-from jointcut.aot.command.named import named, users_code, with_numbers
-from jointcut.aot.command.trial import FlatPair, Trial
+from jointcut.aot.call.doctor.doctor import doctor as doctor_for
+from jointcut.aot.call.largest import largest_of
+from jointcut.aot.command import facts, printed, usage
+from jointcut.aot.command.named import as_it_is, named, users_code, with_numbers
 from jointcut.aot.export import artefact
 from jointcut.aot.export.contract import Contract
 from jointcut.aot.export.export import known_platforms
+from jointcut.aot.options.limits import Budget, limit
+from jointcut.aot.options.policies import SAVE_AS, Demand
+from jointcut.aot.options.scopes import budget as part_budget
+from jointcut.aot.options.target import target as target_named
 from jointcut.partition.errors import CacheError, JointcutError, choices, message
+from jointcut.partition.packing.forms import FORMS
 from jointcut.partition.prices.keys import Key
 from jointcut.partition.prices.rules import CheckpointPolicy
 from jointcut.partition.search.best import STRATEGIES
-from jointcut.partition.stored.forms import FORMS
 
-#: Exit codes: a check failed or the user answered no; an argument cannot be used; a fault of jointcut.
+#: Exit codes: the user answered no, or a function does not fit; an argument cannot be used; a fault of jointcut.
 NO, REFUSED, FAULT = 1, 2, 3
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help=usage.JSON)
 _EVERYTHING = click.option("--all", "everything", is_flag=True, help=usage.ALL)
 _OF_CLICK = (click.ClickException, click.exceptions.Exit, click.Abort)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Refused(click.ClickException):
@@ -53,7 +53,7 @@ class _Refused(click.ClickException):
 
 @dataclass(frozen=True)
 class _Reported:
-    """Give each error its exit code: a mistake of the user's becomes a message, any other error is a fault."""
+    """Give each error its exit code: a user's mistake becomes a message, any other error is a fault."""
 
     with_traceback: bool
 
@@ -99,7 +99,7 @@ def _tell(data: facts.JSON, as_json: bool, text: Callable[[], str]) -> None:
     click.echo(json.dumps(data, indent=1, allow_nan=False) if as_json else text())
 
 
-# ---------------------------------------------------------------------------------------- functions of the user's
+# ----------------------------------------------------------------------------------------------- users' functions
 
 
 def _argnums(context: click.Context, option: click.Parameter, text: str | None) -> int | tuple[int, ...] | None:
@@ -112,7 +112,7 @@ def _argnums(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 def _budget(context: click.Context, option: click.Parameter, text: str | None) -> Budget | None:
-    """A number with a point is a fraction; any other text is passed on to `aot.function`."""
+    """Return a number with a point as a fraction; pass any other text on to `aot.function`."""
     if text is None:
         return None
     budget = float(text) if re.fullmatch(r"\d*\.\d+|\d+\.", text.strip()) else text
@@ -121,7 +121,7 @@ def _budget(context: click.Context, option: click.Parameter, text: str | None) -
 
 
 def _target(context: click.Context, option: click.Parameter, text: str | None) -> AbstractContextManager[Any]:
-    """A context in which functions are traced for the target, if one is named."""
+    """Return a context in which functions are traced for the target, if one is named."""
     return nullcontext() if text is None else target_named(text)
 
 
@@ -154,7 +154,7 @@ def _policy(context: click.Context, option: click.Parameter, texts: tuple[str, .
 
 
 def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the arguments and options of commands on a function of the user's."""
+    """Add the arguments and options of commands on a user's function."""
     options = [
         click.argument("function"),
         click.option("--example", required=True, metavar="MODULE:NAME", help=usage.EXAMPLE),
@@ -203,6 +203,58 @@ def explain(
     path = None if file is None else report.save(file)
     data = facts.of_report(report, cut, path)
     _tell(data, as_json, lambda: printed.report(report, data, everything))
+
+
+@main.command(help=usage.DOCTOR)
+@click.argument("function")
+@click.option("--example", required=True, metavar="MODULE:NAME", help=usage.EXAMPLE)
+@click.option("--size", "sizes", metavar="NAME=N", multiple=True, callback=_sizes, help=usage.SIZE)
+@click.option("--memory", metavar="BYTES", help=usage.MEMORY)
+@click.option("--target", metavar="TARGET", help=usage.DOCTOR_TARGET)
+@_AS_JSON
+@click.pass_context
+def doctor(
+    context: click.Context,
+    function: str,
+    example: str,
+    sizes: dict[str, int],
+    memory: str | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Say whether a function fits into memory, and if not, why."""
+    watching = doctor_for(memory, target=target)
+    call = with_numbers(as_it_is(function, example), sizes)
+    with users_code(function, "cannot be traced for these arguments"):
+        found = replace(watching.check(call.function, *call.args, **call.kwargs), name=function)
+    _tell(facts.of_diagnosis(found), as_json, lambda: str(found))
+    context.exit(0 if found.fits else NO)
+
+
+@main.command(help=usage.LARGEST)
+@_of_a_function
+@click.option("--axis", required=True, metavar="NAME", help=usage.AXIS)
+@click.option("--constraint", "constraints", metavar="TEXT", multiple=True, help=usage.CONSTRAINT)
+@_AS_JSON
+def largest(
+    function: str,
+    example: str,
+    argnums: int | tuple[int, ...] | None,
+    sizes: dict[str, int],
+    budget: Budget | None,
+    target: AbstractContextManager[Any],
+    axis: str,
+    constraints: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Find the largest size of an axis for which a step fits."""
+    call = named(function, example, argnums)
+    with target, users_code(function, "cannot be traced for these arguments"):
+        found = largest_of(call.function, axis, budget, call.args, call.kwargs, sizes, constraints)
+    found = replace(found, name=function)
+    assert found.cut is not None, "it was found here"
+    data = facts.of_largest(found, found.cut)
+    _tell(data, as_json, lambda: printed.largest(found, data))
 
 
 @main.command(help=usage.EXPORT)
@@ -257,36 +309,6 @@ def show(folder: Path, everything: bool, as_json: bool) -> None:
     _tell(data, as_json, lambda: printed.artefact(data, everything))
 
 
-@main.command(help=usage.RUN)
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--inputs", required=True, type=_FILE, help=usage.INPUTS)
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help=usage.OUTPUT)
-@click.option("--check", is_flag=True, help=usage.CHECK)
-@click.option("--reference", type=_FILE, help=usage.REFERENCE)
-@click.option("--differences/--no-differences", default=True, show_default=True, help=usage.DIFFERENCES)
-@_AS_JSON
-def run(
-    folder: Path,
-    inputs: Path,
-    output: Path | None,
-    check: bool,
-    reference: Path | None,
-    differences: bool,
-    as_json: bool,
-) -> None:
-    """Run an artefact on arrays from a file, and check the results."""
-    trial = Trial.of(FlatPair(artefact.read(folder)), npz.read(inputs), str(inputs))
-    checks = list(trial.checks(differences)) if check else []
-    if reference is not None:
-        checks.append(trial.compared(npz.read(reference)))
-    if output is not None:
-        npz.write(output, trial.results)
-    data = facts.of_trial(trial, checks, output)
-    _tell(data, as_json, lambda: printed.trial(data))
-    if data["passed"] is False:
-        raise click.exceptions.Exit(NO)
-
-
 # ---------------------------------------------------------------------------------------------------------- cache
 
 
@@ -308,7 +330,7 @@ _FOLDER = click.option(
 
 
 def _store(folder: Path) -> Store | None:
-    """The store in a folder, None where there is none; none is created."""
+    """Return the store in a folder; return None if there is none, and create none."""
     try:
         is_there = (folder / "key").is_file()
     except OSError as error:

@@ -1,20 +1,17 @@
 """Gather the results of each command in a JSON object.
 
-The printed text is made from these objects too (`printed`), so that `--json` leaves nothing out.
+The printed text (`printed`) is made from these objects too, so that `--json` leaves nothing out.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jointcut.aot.cache.store import StoredEntry
-from jointcut.aot.command.differences import wide
-from jointcut.aot.command.trial import Check, Trial
+from jointcut.aot.call.doctor.doctor import Diagnosis
+from jointcut.aot.call.largest import Largest
 from jointcut.aot.export.artefact import SIGNATURE
 from jointcut.aot.export.contract import Contract
 from jointcut.aot.report.report import Report
@@ -24,54 +21,49 @@ JSON = dict[str, Any]
 
 
 def of_report(report: Report, cut: Cut, file: Path | None) -> JSON:
-    """The contents of a report, the number of plans compiled for its budget, the bytes that wait in files, and the file
-    that it was written to.
+    """Return the contents of a report, with facts that the report lacks.
+
+    These are the number of plans compiled for its budget, the bytes spilled to files, and the file that it was written
+    to.
     """
     compiled = None if cut.fitted is None else len(cut.fitted.trail)
     more = {"spilled_bytes": cut.bytes_spilled, "plans_compiled": compiled, "file": None if file is None else str(file)}
     return {**report.to_dict(), **more}
 
 
+def of_diagnosis(found: Diagnosis) -> JSON:
+    """Return what a function takes of a device's memory, and why."""
+    known = {"function": found.name, "memory_bytes": found.memory_bytes, "fits": found.fits}
+    account = {**vars(found.account), "peak_bytes": found.account.peak_bytes}
+    return {**known, "account": account, "causes": [vars(cause) for cause in found.causes]}
+
+
+def of_largest(found: Largest, cut: Cut) -> JSON:
+    """Return the largest size, the sizes that were tried, and the figures of the plan."""
+    goal, plan = cut.traced.options.goal, cut.plan
+    tried = [{**vars(row), "seconds_per_example": row.seconds_per_example} for row in found.tried]
+    figures = {"budget_bytes": found.budget_bytes, "peak_bytes": found.peak_bytes, "step_seconds": found.step_seconds}
+    chosen = {"strategy": plan.strategy, "saved_bytes": plan.bytes_saved, "again_ops": len(plan.recomputed)}
+    target = None if goal is None else goal.name
+    known = {"function": found.name, "axis": found.axis, "size": found.size, "target": target}
+    return {**known, **figures, "plan": chosen, "tried": tried}
+
+
 # -------------------------------------------------------------------------------------------------------- artefacts
 
 
 def of_artefact(folder: Path, signature: JSON, contract: Contract) -> JSON:
-    """The signature of an artefact, its folder, and the bytes of its files and of its saved residuals."""
+    """Return the signature of an artefact, its folder, and the bytes of its files and saved residuals."""
     sizes = [file["bytes"] for file in signature["files"].values()]  # all files except the signature
     total = sum(sizes) + (folder / SIGNATURE).stat().st_size
     totals = {"folder": str(folder), "total_bytes": total, "saved_bytes": contract.saved_bytes}
     return {**totals, **signature}
 
 
-def of_trial(trial: Trial, checks: Sequence[Check], output: Path | None) -> JSON:
-    """The results of a run. `value` is the number of a scalar result; it and `norm` are None where not finite."""
-    contract, results = trial.pair.contract, trial.results
-    decided = [c.passed for c in checks if c.passed is not None]
-    return {
-        "function": contract.name,
-        "results": {name: _result(value) for name, value in results.items()},
-        "cotangents_needed": [] if trial.halves is not None else [str(t) for t in contract.tangents],
-        "checks": [{"name": c.name, "passed": c.passed, "detail": c.detail} for c in checks],
-        "passed": all(decided) if checks else None,
-        "output": None if output is None else str(output),
-    }
-
-
-def _result(value: np.ndarray) -> JSON:
-    with np.errstate(over="ignore"):
-        norm = float(np.linalg.norm(wide(value)))
-    number = value.item() if value.shape == () and not np.iscomplexobj(value) else None
-    return {
-        "type": f"{value.dtype}[{','.join(map(str, value.shape))}]",
-        "norm": norm if math.isfinite(norm) else None,
-        "value": number if math.isfinite(norm) else None,
-    }
-
-
 # ------------------------------------------------------------------------------------------------------------ cache
 
 
 def of_cache(folder: Path, entries: Sequence[StoredEntry], total_bytes: int) -> JSON:
-    """The entries of a cache; `last_used` is in seconds since 1970."""
+    """Return the entries of a cache; `last_used` is in seconds since 1970."""
     listed = [{"key": e.key, "label": e.label, "bytes": e.nbytes, "last_used": e.last_used} for e in entries]
     return {"folder": str(folder), "total_bytes": total_bytes, "entries": listed}

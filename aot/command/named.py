@@ -1,7 +1,7 @@
 """Import the function and arguments that a command line names.
 
-`module:function` is imported as Python itself would from the current folder, and so are the arguments. An error of a
-user's module while it is imported or traced becomes one message that names the line.
+Like Python itself, it imports `module:function` and the arguments from the current folder. An error of a user's module
+while it is imported or traced becomes one message that names the line.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.calls.method import Method
-from jointcut.aot.function import Function, function
+from jointcut.aot.call.function import Function, function
+from jointcut.aot.call.method import Method
 from jointcut.aot.trace.shapes import concrete
 from jointcut.partition.errors import CallError, JointcutError, choices, message
 from jointcut.partition.program import sizes as symbolic
@@ -36,31 +36,30 @@ class Named:
     """A function and its arguments; `name` is the text of the command line, `module:function`."""
 
     name: str
-    function: Function
+    function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 def named(name: str, example: str, argnums: int | Sequence[int] | None, spill: Path | None = None) -> Named:
-    """Import a function and its arguments; a plain function becomes an `aot.function` with `argnums` (None is 0), which
-    spills to a folder if one is given.
+    """Import a function and its arguments.
 
-    An example without a module is in the function's module. Raises `JointcutError` where an object cannot be imported
-    or has the wrong type, and `CallError` where the arguments do not fit the function's parameters.
+    A plain function becomes an `aot.function` with `argnums` (None means 0), which spills to the folder `spill`, if
+    given.
+
+    An example without a module is in the function's module. Raises `JointcutError` if an object cannot be imported or
+    has the wrong type, and `CallError` if the arguments do not fit the function's parameters.
     """
-    called = _function(name, argnums, spill)
-    example = example if ":" in example else f"{name.partition(':')[0]}:{example}"
-    arguments = _object(example, lambda value: True)
-    if not isinstance(arguments, tuple | dict) and callable(arguments):
-        with users_code(example, "cannot be called without arguments"):
-            arguments = arguments()
-    if not isinstance(arguments, tuple | dict):
-        raise JointcutError(message(example, f"is of type {type(arguments).__name__}.", _EXAMPLES))
-    return Named(name, called, *_fitting(name, called, example, arguments))
+    return _of_example(name, _function(name, argnums, spill), example)
+
+
+def as_it_is(name: str, example: str) -> Named:
+    """Import a function and its arguments; the function is not changed."""
+    return _of_example(name, _callable(name), example)
 
 
 def with_numbers(call: Named, sizes: Mapping[str, int]) -> Named:
-    """The same with numbers for symbolic sizes; raises `CallError` for a size that is missing or unknown."""
+    """Replace symbolic sizes by numbers; raises `CallError` for a size that is missing or unknown."""
     leaves, tree = jax.tree.flatten((call.args, call.kwargs))
     shapes = [leaf.shape for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
     known = sorted(frozenset().union(*map(symbolic.names, shapes)))
@@ -77,12 +76,10 @@ def with_numbers(call: Named, sizes: Mapping[str, int]) -> Named:
 
 
 def _function(name: str, argnums: int | Sequence[int] | None, spill: Path | None) -> Function:
-    called = _object(name, callable)
+    called = _callable(name)
     if isinstance(called, Method):
         cure = "Name it by its class, module:Class.method, and give the object as the first argument."
         raise JointcutError(message(name, "is bound to an object.", cure))
-    if not callable(called):
-        raise JointcutError(message(name, f"is of type {type(called).__name__}, not a function.", _NAMED))
     if not isinstance(called, Function):
         return function(called, argnums=0 if argnums is None else argnums, spill=spill)
     for option, given in (("argnums", argnums), ("spill", spill)):
@@ -92,8 +89,29 @@ def _function(name: str, argnums: int | Sequence[int] | None, spill: Path | None
     return called
 
 
-def _fitting(name: str, called: Function, example: str, arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments by position where the function allows it, since those have gradients, and the rest by keyword."""
+def _callable(name: str) -> Any:
+    called = _object(name, callable)
+    if not callable(called):
+        raise JointcutError(message(name, f"is of type {type(called).__name__}, not a function.", _NAMED))
+    return called
+
+
+def _of_example(name: str, called: Callable[..., Any], example: str) -> Named:
+    """Return the call of a function with the arguments that `example` names."""
+    example = example if ":" in example else f"{name.partition(':')[0]}:{example}"
+    arguments = _object(example, lambda value: True)
+    if not isinstance(arguments, tuple | dict) and callable(arguments):
+        with users_code(example, "cannot be called without arguments"):
+            arguments = arguments()
+    if not isinstance(arguments, tuple | dict):
+        raise JointcutError(message(example, f"is of type {type(arguments).__name__}.", _EXAMPLES))
+    return Named(name, called, *_fitting(name, called, example, arguments))
+
+
+def _fitting(
+    name: str, called: Callable[..., Any], example: str, arguments: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments by position where possible, since these have gradients, and the rest by keyword."""
     args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
     try:
         signature = inspect.signature(called)
@@ -111,7 +129,7 @@ def _fitting(name: str, called: Function, example: str, arguments: Any) -> tuple
 
 
 def _object(name: str, is_wanted: Callable[[Any], bool]) -> Any:
-    """The object that `module:name` names; `name` may have dots. Errors suggest names of wanted objects."""
+    """Return the object that `module:name` names; `name` may have dots. Errors suggest names of wanted objects."""
     module, _, path = name.partition(":")
     if module.endswith(".py") or "/" in module:
         cure = f"Name the module as an import does: {Path(module).stem}:{path or 'name'}, in the folder of the file."
@@ -146,7 +164,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _public(owner: Any, is_wanted: Callable[[Any], bool]) -> Iterator[str]:
-    """Public names of an object, except modules, and functions and classes of other modules."""
+    """Yield the public names of an object, except modules, and functions and classes of other modules."""
     home = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", None)
     for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
         is_own = not callable(value) or getattr(value, "__module__", home) == home
@@ -161,7 +179,7 @@ def _public(owner: Any, is_wanted: Callable[[Any], bool]) -> Iterator[str]:
 def users_code(where: str, what: str) -> Iterator[None]:
     """Run a user's code: its output goes to standard error, and its errors become one message.
 
-    Raises `JointcutError` for any other error, with the line of the user's that raised it.
+    Raises `JointcutError` for any other error, with the user's line that raised it.
     """
     with _OneMessage(where, what), redirect_stdout(sys.stderr):
         yield
@@ -180,9 +198,9 @@ class _OneMessage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raise the message, unless nothing was raised, or an error of jointcut's, or an interrupt."""
+        """Raise the message, unless there was no error, an error of jointcut, or an interrupt."""
         if isinstance(error, Exception | SystemExit) and not isinstance(error, JointcutError):
-            notes = [note for note in getattr(error, "__notes__", ()) if "jointcut" in note]  # not those of JAX
+            notes = [note for note in getattr(error, "__notes__", ()) if "jointcut" in note]  # without JAX's notes
             text = "\n".join([str(error), *notes]).strip()
             raised = f"{type(error).__name__}{_line(trace)}{text and ': '}{text}"
             cure = "See to it there; jointcut --traceback COMMAND shows the way to it."

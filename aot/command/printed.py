@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jointcut.aot.call.largest import Largest
 from jointcut.aot.command.facts import JSON
 from jointcut.aot.export.artefact import SIGNATURE
 from jointcut.aot.report.report import Report
-from jointcut.aot.report.table import tail as _tail
+from jointcut.aot.report.tabular import tail as _tail
 from jointcut.aot.stages.cut import Cut
 from jointcut.partition.figures import counted, human_bytes
 
-_SHOWN = 12  # arrays of a kind that are listed without --all
+_SHOWN = 12  # the most arrays of a kind that are listed without --all
 _WIDTH = 100
 
 
 def report(shown: Report, facts: JSON, everything: bool) -> str:
-    """The output of `jointcut explain`."""
+    """Return the output of `jointcut explain`."""
     lines = [shown.table(everything, hint="--all")]
     if facts["spilled_bytes"]:
         lines += ["", f"between forward and backward {human_bytes(facts['spilled_bytes'])} of it wait in files"]
@@ -33,8 +34,8 @@ def report(shown: Report, facts: JSON, everything: bool) -> str:
 
 
 def predicted(cut: Cut, name: str) -> str:
-    """A first answer of `jointcut explain`, by the model, while XLA compiles."""
-    planner, plan, goal = cut.traced.planner, cut.plan, cut.traced.options.goal
+    """Return a first answer of `jointcut explain`, by the model, to show while XLA compiles."""
+    planner, plan, goal = cut.request.planner, cut.plan, cut.traced.options.goal
     peak_bytes = planner.candidate(planner.priced(plan)).predicted_bytes
     where = "" if goal is None else f" on {goal.name}"
     kept = f"{human_bytes(plan.bytes_saved)} are kept for the backward, in plain JAX {human_bytes(planner.most_bytes)}"
@@ -42,8 +43,19 @@ def predicted(cut: Cut, name: str) -> str:
     return "\n".join(_wrapped(text))
 
 
+def largest(found: Largest, facts: JSON) -> str:
+    """Return the output of `jointcut largest`."""
+    plan, target = facts["plan"], facts["target"]
+    again = counted(plan["again_ops"], "operation")
+    where = "" if target is None else f" on {target}"
+    text = f"the step of {found.axis}={found.size:,}{where} is cut by {plan['strategy']}"
+    return "\n".join(
+        [str(found), *_wrapped(f"{text}: {human_bytes(plan['saved_bytes'])} saved, {again} computed again")]
+    )
+
+
 def _wrapped(text: str) -> Iterator[str]:
-    """The lines of a text, wrapped at `_WIDTH`."""
+    """Yield the lines of a text, wrapped at `_WIDTH`."""
     line = ""
     for word in text.split(" "):
         if len(line) + 1 + len(word) > _WIDTH:
@@ -57,7 +69,7 @@ def _wrapped(text: str) -> Iterator[str]:
 
 
 def artefact(facts: JSON, everything: bool) -> str:
-    """The output of `jointcut show`."""
+    """Return the output of `jointcut show`."""
     lists: list[tuple[str, Callable[[JSON], str]]] = [
         ("inputs", lambda a: f"{a['path']}  ({a['kind'].replace('_', ' ')})"),
         ("outputs", lambda a: f"{a['path']}" + f"  ({a['kind']})" * (a["kind"] != "output")),
@@ -111,18 +123,13 @@ def _type(array: JSON) -> str:
     return f"{array['dtype']}[{','.join(map(str, array['shape']))}]"
 
 
-def _reasons(arrays: Sequence[JSON]) -> list[str]:
-    """The distinct reasons, which a table gives by number."""
-    return list(dict.fromkeys(a["reason"] for a in arrays))
-
-
 def _legend(reasons: Sequence[str]) -> Iterator[str]:
     for i, reason in enumerate(reasons):
         yield from _wrapped(f"why {i + 1}: {reason}")
 
 
 def _residuals(residuals: Sequence[JSON], everything: bool) -> Iterator[str]:
-    reasons = _reasons(residuals)
+    reasons = list(dict.fromkeys(r["reason"] for r in residuals))
     yield f"{'residuals':<42}  {'bytes':>14}  {'made by':<32}  {'why':>3}"
     for r in _first(residuals, everything):
         maker = f"{r['op']} at {_line(r['source'])}" if r["op"] else ""
@@ -133,37 +140,18 @@ def _residuals(residuals: Sequence[JSON], everything: bool) -> Iterator[str]:
 
 
 def exported(facts: JSON) -> str:
-    """The output of `jointcut export`."""
+    """Return the output of `jointcut export`."""
     folder, platforms = facts["folder"], ", ".join(facts["platforms"])
     files = f"{facts['total_bytes']:,} bytes in {counted(len(facts['files']) + 1, 'file')}"
     first = f"{facts['name']} is in {folder}, for {platforms}: {files}"
     return f"{first}\njointcut show {folder} tells what it takes and gives"
 
 
-def trial(facts: JSON) -> str:
-    """The output of `jointcut run`."""
-    lines = [facts["function"]]
-    for name, result in facts["results"].items():
-        number = f"= {result['value']}" if result["value"] is not None else f"norm {_number(result['norm'])}"
-        lines.append(f"  {_tail(result['type'], 24):<24}  {name} {number}")
-    if facts["cotangents_needed"]:
-        lines.append(f"not run backward, which takes {', '.join(facts['cotangents_needed'])}")
-    verdicts = {True: "ok", False: "FAILED", None: "-"}
-    lines += [f"{verdicts[c['passed']]:<7} {c['name']:<12} {c['detail']}" for c in facts["checks"]]
-    if facts["output"] is not None:
-        lines.append(f"written to {facts['output']}")
-    return "\n".join(lines)
-
-
-def _number(x: float | None) -> str:
-    return "not finite" if x is None else f"{x:.6g}"
-
-
 # ------------------------------------------------------------------------------------------------------------ cache
 
 
 def cache(facts: JSON) -> str:
-    """The output of `jointcut cache ls`."""
+    """Return the output of `jointcut cache ls`."""
     entries = facts["entries"]
     lines = [f"{facts['folder']}: {_entries(len(entries))}, {facts['total_bytes']:,} bytes"]
     for e in entries:
@@ -173,7 +161,7 @@ def cache(facts: JSON) -> str:
 
 
 def cleared(facts: JSON) -> str:
-    """The output of `jointcut cache clear`."""
+    """Return the output of `jointcut cache clear`."""
     return f"{facts['folder']}: removed {_entries(facts['removed'])}, {facts['removed_bytes']:,} bytes"
 
 
@@ -189,5 +177,5 @@ def _first(items: Sequence[Any], everything: bool) -> Iterable[Any]:
 
 
 def _line(source: str) -> str:
-    """File and line of `file:line (function)`; the path is relative to the current folder for files inside it."""
+    """Return file and line of `file:line (function)`; a path inside the current folder is relative to it."""
     return (source.rpartition(" (")[0] or source).removeprefix(f"{Path.cwd()}{os.sep}")

@@ -1,7 +1,7 @@
 """Teach the command line by example.
 
-The texts of `jointcut --help` and of the help of each command. After a line with only a backspace, click keeps the
-lines of the paragraph as they are; such lines have at most 76 columns.
+The texts of `jointcut --help` and of the help of each command. After a line with only a backspace, click keeps the line
+breaks of the paragraph; such lines have at most 76 columns.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ jax.ShapeDtypeStruct.
 \b
   jointcut explain train:loss --example train:batch
   jointcut explain train:loss --example train:batch --budget 1.5GiB
+  jointcut doctor train:step --example train:batch --memory 24GiB
+  jointcut largest train:loss --example train:any_batch --axis b --target h100
   jointcut export train:loss artefact/ --example train:batch
   jointcut show artefact/
-  jointcut run artefact/ --inputs batch.npz --check
   jointcut cache ls
 
 With --json a command prints one JSON object and nothing else to its standard output. What your own modules print goes
@@ -27,7 +28,7 @@ to standard error, as errors do.
 \b
 Exit codes:
   0  all went well
-  1  a check failed, or a question was answered with no
+  1  a question was answered with no, or a function does not fit
   2  wrong usage, or something given cannot be used; the message says
      where, what is wrong and what to do
   3  a fault of jointcut, with its traceback
@@ -59,15 +60,14 @@ where train.py might say:
   batch = ({"w": jnp.ones((64, 64))},
            jax.ShapeDtypeStruct((32, 64), jnp.float32))
 
-What is printed: what a step saves and takes, beside plain JAX; the arrays that are saved, largest first, with the
-operation and the line that make each, what needs it, and why it is saved; what the backward computes again; and what
-less memory would cost. Unless --no-compile is given, the memory is XLA's own account of the compiled step and of
-jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
+The report lists the bytes and the time of a step, beside plain JAX; the saved arrays, largest first, with the
+operation and the line that make each, the operations that need it, and why it is saved; the operations that the
+backward computes again; and the cost of less memory. Unless --no-compile is given, the memory is XLA's own account of
+the compiled step and of jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
 
 \b
 --save writes the report to a file, as the name ends:
   .html  a page with pictures, which needs no network
-  .png, .svg, .pdf  the memory over a step (with matplotlib)
   .json, .txt
 
 \b
@@ -98,8 +98,8 @@ jax.jit(jax.value_and_grad(FUNCTION)); else it is predicted.
   overruled         preferences of the policy that the plan does not
                     follow: value, demand, reason, what, bytes,
                     seconds, is_computed_again
-  packed            what a pack of saved_arrays makes of what is
-                    saved: values, bytes, plain_bytes
+  packed            the saved values as a pack of saved_arrays
+                    stores them: values, bytes, plain_bytes
   gradient_error    of smaller forms, where a bound was given: most,
                     relative, are_drawn, unused (why there are none)
   bound_bytes       which no plan goes below, if that is known
@@ -120,35 +120,84 @@ ARGNUMS = "Positions of the arguments to differentiate, such as 0 or 0,2; for a 
 SIZE = """The number for a size of the example that is a name, as aot.shapes("b, 128", "float32") has: the plan is made
 for it, and an exported program runs with any. May be given several times."""
 
-CONSTRAINT = "What holds of sizes that are names, such as 'b >= 2'. May be given several times."
+CONSTRAINT = "A condition on sizes that are names, such as 'b >= 2'. May be given several times."
 
 BUDGET = """The memory that a step may take: its peak in bytes with a unit (1.5GiB, '800 MB'), a fraction of plain JAX's
-activations (0.5; 0.0 is the least that is found), or device for what that has free. It is held by XLA's
+activations (0.5; 0.0 is the least that is found), or device for the memory that is free on it. It is held by XLA's
 own account."""
 
 TARGET = """The device that the step is planned and compiled for, such as h100, h100x8 or v5e-4, which need not be here.
 XLA's compilers for GPUs and TPUs are in the extras cuda and tpu."""
 
-STRATEGY = """How to choose what is saved: min_cut takes the fewest bytes with no product computed twice, save_all what
-JAX keeps, best less than min_cut where that saves time too. By default best."""
+STRATEGY = """How to choose the saved values: min_cut takes the fewest bytes with no product computed twice, save_all
+the values that JAX keeps, best fewer bytes than min_cut where that saves time too. By default best."""
 
-POLICY = """What must or should become of single values, such as tanh=MUST_SAVE: a checkpoint_name, scope or primitive,
+POLICY = """The demands on single values, such as tanh=MUST_SAVE: a checkpoint_name, scope or primitive,
 and MUST_SAVE, MUST_RECOMPUTE, MUST_OFFLOAD or the PREFER of each, a form such as SAVE_AS:bfloat16, or the most bytes
 that these values keep together, such as 'blocks/*=BUDGET:300MiB'. May be given several times; replaces the function's
 own."""
 
-SPILL = """The folder in which what is kept would wait in files, as aot.function(spill=...); for a plain function.
+SPILL = """The folder in which saved arrays would wait in files, as aot.function(spill=...); for a plain function.
 Nothing is written: the answer tells the bytes."""
 
 COMPILE = (
     "Whether to compile, which tells what a step takes and tries smaller budgets; without, the answer comes sooner."
 )
 
-SAVE = "Write the report to a file too: report.html, .png, .svg, .pdf, .json or .txt."
+SAVE = "Write the report to a file too: report.html, .json or .txt."
 
 ALL = "List every array, not only the first of them."
 
 JSON = "Print one JSON object."
+
+DOCTOR = """Say whether FUNCTION fits into memory, and if it doesn't, why.
+
+FUNCTION is module:function: a training step or any other function, jitted or not, or an aot.function, whose value and
+gradient are meant. It is compiled for the arguments of --example, and not run. Each cause is told with what cures it
+and the bytes that the function takes with that, by compiling.
+
+\b
+  jointcut doctor train:step --example train:batch --memory 24GiB
+  jointcut doctor train:step --example train:batch --target h100
+  jointcut doctor train:step --example batch --json | jq .causes
+
+The exit code is 0 if it fits, else 1. --json prints an object of function, memory_bytes, fits, account (XLA's:
+argument_bytes, output_bytes, temp_bytes, alias_bytes, host_bytes, peak_bytes) and causes (name, evidence, cure,
+peak_bytes with the cure, note).
+"""
+
+MEMORY = "The memory of the device, such as 24GiB; by default what it says. A CPU does not say."
+
+DOCTOR_TARGET = "The device that the function is compiled for, such as h100, which need not be here."
+
+LARGEST = """Find the largest size for which a step of FUNCTION fits.
+
+A step is value and gradient. FUNCTION and --example are as in jointcut explain. Sizes of the example are names:
+any_batch = ({...}, aot.shapes("b, 64", "float32")). The budget is a number of bytes; without one it is the memory of
+the target, or what the device has free. The peak is predicted at a few sizes, then XLA is asked, in at most four
+compilations. The result was compiled. No rows run in blocks.
+
+\b
+  jointcut largest train:loss --example any_batch --axis b --budget 24GiB
+  jointcut largest train:loss --example any_batch --axis b --target h100
+  jointcut largest train:loss --example any --axis b --size t=1024 \\
+      --constraint 'mod(b, 8) == 0'
+  jointcut largest train:loss --example any_batch --axis b --json | jq .size
+
+\b
+--json prints an object of
+  function, axis, size, target, budget_bytes
+  peak_bytes, step_seconds
+                    of the step of this size: by XLA's account of the
+                    compiled step, and as predicted
+  plan              strategy, saved_bytes, again_ops
+  tried             sizes: size, peak_bytes, step_seconds,
+                    seconds_per_example, fits, how ("compiled",
+                    "weighed" or "predicted"), strategy (of its
+                    plan)
+"""
+
+AXIS = "The name of the size that is looked for, such as b."
 
 EXPORT = """Write FUNCTION and its gradient as programs to FOLDER.
 
@@ -190,58 +239,6 @@ gradients are told by the paths by which you reach them, such as args[0]['w'].
 more), with folder, total_bytes (of all files) and saved_bytes (from the forward to the backward).
 """
 
-RUN = """Run the artefact in FOLDER on arrays from a file.
-
-The file is an archive of numpy's with one array for each input, under its path (jointcut show FOLDER lists them), of
-the shape and dtype that the artefact was exported for:
-
-\b
-  np.savez("batch.npz", **{"args[0]['w']": w, "args[1]": x})
-  jointcut run artefact/ --inputs batch.npz --check
-
-\b
-and to hold one machine against another:
-  jointcut run artefact/ --inputs batch.npz --output here.npz
-  jointcut run artefact/ --inputs batch.npz --check --reference here.npz
-
-numpy has no bfloat16 and the like: arrays of these that numpy wrote are taken by their size. A random key is given as
-what jax.random.key_data makes of it.
-
-The backward runs too where there is one. Its cotangent is 1 where the function gives one real number; else give
-cotangents as tangents_1, tangents_2 and so on in the same file, or only the function is run.
-
-\b
-What --check verifies:
-  finite       no output and no gradient holds a NaN or an infinity
-  forward      the forward gives the outputs of the function alone,
-               to half of their dtype's digits
-  differences  along three random directions the function changes as its
-               gradient says, to 1 %
-
-The last moves all differentiated inputs at once, and runs the function some twenty times. Where rounding hides the
-change (bfloat16, mostly) it decides nothing, and says so. It fails, rightly, where the gradient is not meant
-to be the function's own: with stop_gradient, or with a derivative of your own. Then say --no-differences.
-
-\b
---json prints an object of
-  function
-  results             by name: type, norm, and value where it is one number
-  cotangents_needed   of a backward that was not run
-  checks              name, passed (null: nothing decided), detail
-  passed              whether no check failed; null where none was asked
-  output              the file that was written, if any
-"""
-
-INPUTS = "The .npz file with the inputs, by path."
-
-OUTPUT = "Write outputs, as result['loss'], and gradients, as gradient of args[0]['w'], to this .npz file."
-
-CHECK = "Verify what comes out, as told above; exit code 1 if anything fails."
-
-REFERENCE = "Compare with what --output wrote elsewhere, to half of each dtype's digits; exit code 1 if it differs."
-
-DIFFERENCES = "Whether --check compares the gradient with differences of the function."
-
 CACHE = """List or clear the compiled programs kept on disk.
 
 The folder is that of --dir, else of the environment variable JOINTCUT_CACHE_DIR, else ~/.cache/jointcut/programs.
@@ -262,7 +259,7 @@ key, label, bytes, last_used (in seconds since 1970).
 
 CACHE_CLEAR = """Remove everything that the cache holds.
 
-Programs that run go on running; what is removed is compiled again when it is next needed. --json prints an object of
+Programs that run go on running; a removed program is compiled again when it is next needed. --json prints an object of
 folder, removed (how many entries) and removed_bytes.
 """
 

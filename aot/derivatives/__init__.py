@@ -1,11 +1,11 @@
 """Functions whose derivatives stay finite, and equal PyTorch's.
 
-JAX differentiates a function primitive by primitive. Where one of them has an infinite slope the chain rule makes
+JAX differentiates a function primitive by primitive. Where a primitive has an infinite slope, the chain rule computes
 `0 * inf`, and a gradient is NaN although the function has a limit there. The functions here have JAX's names, arguments
-and values, bit for bit, and derivatives written by hand, as PyTorch has them in its derivatives table and
+and values, bit for bit. Their derivatives are written by hand, as in PyTorch's derivatives table and
 `FunctionsManual.cpp`: first and second order, forward and reverse mode, under `vmap`. Where JAX and PyTorch choose
-different subgradients (ties, bounds, a norm at zero) these follow PyTorch 2.13. Where PyTorch gives NaN or infinity but
-a limit or a sensible subgradient exists, these give that.
+different subgradients (ties, bounds, a norm at zero), these functions follow PyTorch 2.13. Where PyTorch gives NaN or
+infinity but a limit or a sensible subgradient exists, they give the limit or subgradient.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -16,33 +16,33 @@ a limit or a sensible subgradient exists, these give that.
     Array([0., 0.], dtype=float32)
 
 A cotangent that is exactly zero gives exactly zero, even where a slope is infinite. So `where(x > 0, f(x), 0)` has the
-right gradient without a second `where` inside. Each docstring says what the function gives at its singular points, why,
-and what JAX gives there.
+right gradient without a second `where` inside. Each docstring gives the function's value and slope at its singular
+points, the reason, and JAX's result there.
 
-What PyTorch's table has and this room has not:
+PyTorch's table also has entries that this room leaves out:
 
 - `as_strided`, `_reshape_alias` and views: arrays of JAX have no strides to differentiate;
 - nested and jagged tensors, layouts other than dense: arrays of JAX are rectangular and dense, and
   `jax.experimental.sparse` has derivatives of its own;
-- copies in place, `_foreach` and fused optimizers, cuDNN's RNNs: there is nothing of the kind;
+- copies in place, `_foreach` and fused optimizers, cuDNN's RNNs: JAX has none of these;
 - `sum`, `nansum`, `cat`, `stack`, `split`, `unbind`, `repeat`, `where`, `flip`, `roll`, `trace`, `diag`, `block_diag`,
-  `deg2rad`, convolution, products of matrices, also grouped ones (`jax.lax.ragged_dot`), and all that is linear in each
-  argument: JAX transposes them without a formula, and nothing is singular;
-- `exp`, `sin`, `tanh`, `erf`, `lgamma`, `digamma`, `mvlgamma` and all that is smooth where it is finite: JAX's own
-  derivative is right in every order.
+  `deg2rad`, convolution, products of matrices, also grouped ones (`jax.lax.ragged_dot`), and all other functions that
+  are linear in each argument: JAX transposes them without a formula, and nothing is singular;
+- `exp`, `sin`, `tanh`, `erf`, `lgamma`, `digamma`, `mvlgamma` and other functions that are smooth where they are
+  finite: JAX's own derivative is right in every order.
 
-Options that JAX's functions have beside these (`where`, `initial`, `dtype`, `out`) are not taken.
+The functions do not take some options of JAX's functions: `where`, `initial`, `dtype` and `out`.
 
 Files, in reading order:
 
-    checks: Refuse bad arguments early, with the place, the cause and the cure.
+    arguments: Refuse bad arguments early, with the place, the cause and the cure.
     slopes: Multiply tangents with slopes so that zero stays zero, and declare derivatives argument by argument.
     elementwise: Functions of each element.
-    reductions: Functions over axes: norms, sums and products, ranks, what has come so far, distances.
+    reductions: Functions over axes: norms, sums and products, ranks, cumulative functions, distances.
     linalg: Matrices: factors, inverses, determinants and spectra, finite at equal and at zero values.
     losses: Losses and their second derivatives, as in `torch.nn.functional`.
     normalisation: Normalisation from saved statistics, and dropout from its mask.
-    windows: Pooling and interpolation, over the last axes, as many as the window or the size has numbers.
+    windows: Pooling and interpolation over the last axes, one for each number of the window or the size.
     indexing: Gather and scatter, also to the same place twice, and products at the places of a sparse matrix.
 """
 
@@ -120,9 +120,9 @@ from jointcut.aot.derivatives.indexing.scatters import scatter as scatter
 from jointcut.aot.derivatives.indexing.scatters import scatter_add as scatter_add
 from jointcut.aot.derivatives.indexing.scatters import scatter_reduce as scatter_reduce
 from jointcut.aot.derivatives.indexing.scatters import take_along_axis as take_along_axis
-from jointcut.aot.derivatives.indexing.sparse import sampled_addmm as sampled_addmm
-from jointcut.aot.derivatives.indexing.sparse import sparse_mask as sparse_mask
-from jointcut.aot.derivatives.indexing.sparse import sparse_mm as sparse_mm
+from jointcut.aot.derivatives.indexing.sparse_products import sampled_addmm as sampled_addmm
+from jointcut.aot.derivatives.indexing.sparse_products import sparse_mask as sparse_mask
+from jointcut.aot.derivatives.indexing.sparse_products import sparse_mm as sparse_mm
 from jointcut.aot.derivatives.losses.classes import cross_entropy as cross_entropy
 from jointcut.aot.derivatives.losses.classes import nll_loss as nll_loss
 from jointcut.aot.derivatives.losses.ctc import ctc_loss as ctc_loss

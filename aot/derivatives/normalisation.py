@@ -1,8 +1,7 @@
 """Normalisation from saved statistics, and dropout from its mask.
 
-Each function keeps for its backward what it normalised and one number for each row, the inverse of its deviation, and
-nothing else. Types of less than 32 bits are normalised in float32. Channels lie along the axis 1, as in PyTorch, unless
-`axis` says otherwise.
+Each function saves two things for its backward: the normalised array, and the inverse deviation of each row. Types of
+less than 32 bits are normalised in float32. Channels lie along the axis 1, as in PyTorch, unless `axis` says otherwise.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import Axis, inexact, not_negative, one_axis, some_axes
+from jointcut.aot.derivatives.arguments import Axis, inexact, not_negative, one_axis, refused, some_axes
 from jointcut.aot.derivatives.reductions.norms import vector_norm
-from jointcut.partition.errors import CallError, message
 
 Maybe = ArrayLike | None
 
 
 def layer_norm(x: ArrayLike, axis: Axis = -1, weight: Maybe = None, bias: Maybe = None, eps: float = 1e-5) -> jax.Array:
-    """(x - mean) / sqrt(var + eps) over the axes, times weight, plus bias, which have the shape of those axes.
+    """(x - mean) / sqrt(var + eps) over the axes, times weight, plus bias; both have the shape of these axes.
 
     Tangent of the normalised n, with r = 1 / sqrt(var + eps): r·(dx - mean(dx) - n·mean(n·dx)).
     Source: PyTorch's `layer_norm_double_backward` and `layer_norm_jvp`. A row of equal numbers gives zero, and the
-    slope r·(dx - mean(dx)), finite for every eps above 0. JAX's rules give the same, and keep more.
+    slope r·(dx - mean(dx)), finite for every eps above 0. JAX's rules give the same, and save more.
     """
     name = "layer_norm"
     array = inexact(name, "x", x, real=True)
@@ -37,7 +35,7 @@ def layer_norm(x: ArrayLike, axis: Axis = -1, weight: Maybe = None, bias: Maybe 
 
 
 def rms_norm(x: ArrayLike, axis: Axis = -1, weight: Maybe = None, eps: float | None = None) -> jax.Array:
-    """Return x / sqrt(mean(x²) + eps) over the axes, times weight. eps is the type's own if left out.
+    """Return x / sqrt(mean(x²) + eps) over the axes, times weight. The default eps is the machine epsilon of the type.
 
     Tangent of the normalised n, with r = 1 / sqrt(mean(x²) + eps): r·(dx - n·mean(n·dx)).
     Source: PyTorch's `rms_norm`. A row of zeros gives zero, and the slope r·dx, large but finite.
@@ -59,10 +57,10 @@ def batch_norm(
     eps: float = 1e-5,
     axis: int = 1,
 ) -> jax.Array:
-    """Normalise each channel over all other axes, by its own statistics, or by the mean and variance given.
+    """Normalise each channel over all other axes, by its own statistics or by the given mean and variance.
 
     Source: PyTorch's `batchnorm_double_backward` and `batch_norm_jvp`; see `layer_norm` for the tangent. Given
-    statistics are constants for x, and have derivatives of their own. A channel of equal numbers has the slope of
+    statistics do not depend on x, and have derivatives of their own. A channel of equal numbers has the slope of
     `layer_norm`.
     """
     name = "batch_norm"
@@ -71,7 +69,7 @@ def batch_norm(
     others = tuple(n for n in range(array.ndim) if n != channel)
     if (mean is None) != (variance is None):
         what = "come without each other."
-        raise CallError(message(f"derivatives.{name}: mean and variance", what, "Pass both, or none."))
+        raise refused(f"{name}: mean and variance", what, "Pass both, or none.")
     if mean is None:
         normal = _standard(name, array, others, eps)
     else:
@@ -84,7 +82,7 @@ def batch_norm(
 def instance_norm(
     x: ArrayLike, weight: Maybe = None, bias: Maybe = None, eps: float = 1e-5, axis: int = 1
 ) -> jax.Array:
-    """Normalise each channel of each example over the axes behind the channel's.
+    """Normalise each channel of each example over the axes after the channel axis.
 
     Source: PyTorch's `instance_norm`, a batch norm of single examples. See `layer_norm` for the tangent.
     """
@@ -98,7 +96,7 @@ def instance_norm(
 def group_norm(
     x: ArrayLike, groups: int, weight: Maybe = None, bias: Maybe = None, eps: float = 1e-5, axis: int = 1
 ) -> jax.Array:
-    """Normalise groups of neighbouring channels of each example, over the channels of the group and all axes behind.
+    """Normalise groups of neighbouring channels of each example, over the group's channels and all later axes.
 
     Source: PyTorch's `infinitely_differentiable_native_group_norm_backward` and `group_norm_jvp`; see `layer_norm`.
     """
@@ -108,7 +106,7 @@ def group_norm(
     size = array.shape[channel]
     if groups < 1 or size % groups:
         what = f"is {groups}, which does not divide the {size} channels."
-        raise CallError(message(f"derivatives.{name}: groups", what, "Pass a divisor of the number of channels."))
+        raise refused(f"{name}: groups", what, "Pass a divisor of the number of channels.")
     split = array.reshape(*array.shape[:channel], groups, size // groups, *array.shape[channel + 1 :])
     rest = tuple(n for n in range(1, split.ndim) if n != channel)
     return _scaled(name, _standard(name, split, rest, eps).reshape(array.shape), (channel,), weight, bias)
@@ -118,7 +116,7 @@ def normalize(x: ArrayLike, ord: float = 2.0, axis: int = 1, eps: float = 1e-12)
     """Return x over its norm along the axis, or over eps where the norm is smaller.
 
     Source: PyTorch's `normalize`, made of `norm` and `clamp_min`. A vector of zeros gives zero, and the slope dx / eps,
-    since the norm's own slope is 0 there; JAX gives NaN.
+    since the norm has the slope 0 there; JAX gives NaN.
     """
     array = inexact("normalize", "x", x)
     along = one_axis("normalize", axis, array.ndim)
@@ -129,17 +127,15 @@ def normalize(x: ArrayLike, ord: float = 2.0, axis: int = 1, eps: float = 1e-12)
 def dropout(x: ArrayLike, mask: ArrayLike, rate: float) -> jax.Array:
     """Return x / (1 - rate) where the mask is true, and 0 elsewhere; all zero at rate 1.
 
-    The mask alone is kept for the backward. Source: PyTorch's `native_dropout_double_backward`. At rate 1 the slope is
-    0, where a division by 1 - rate would give NaN. What is dropped may be infinite or NaN.
+    Only the mask is saved for the backward. Source: PyTorch's `native_dropout_double_backward`. At rate 1 the slope is
+    0, where a division by 1 - rate would give NaN. Dropped elements may be infinite or NaN.
     """
     array, kept = inexact("dropout", "x", x), jnp.asarray(mask)
     if kept.dtype != bool:
         what = f"has type {kept.dtype}."
-        raise CallError(
-            message("derivatives.dropout: mask", what, "Pass booleans, such as `jax.random.bernoulli` draws.")
-        )
+        raise refused("dropout: mask", what, "Pass booleans, such as `jax.random.bernoulli` draws.")
     if not 0 <= rate <= 1:
-        raise CallError(message("derivatives.dropout: rate", f"is {rate}.", "Pass a number from 0 to 1."))
+        raise refused("dropout: rate", f"is {rate}.", "Pass a number from 0 to 1.")
     return jnp.where(kept, array * (1 / (1 - rate) if rate < 1 else 0.0), 0)
 
 
@@ -197,7 +193,7 @@ def _along(function: str, name: str, value: Any, x: jax.Array, axes: tuple[int, 
     shape = tuple(x.shape[axis] for axis in axes)
     if array.shape != shape:
         what = f"has shape {array.shape}, but the axes {axes} have {shape}."
-        raise CallError(message(f"derivatives.{function}: {name}", what, f"Pass {math.prod(shape)} numbers so shaped."))
+        raise refused(f"{function}: {name}", what, f"Pass {math.prod(shape)} numbers so shaped.")
     order = sorted(range(len(axes)), key=axes.__getitem__)
     whole = [x.shape[axis] if axis in axes else 1 for axis in range(x.ndim)]
     return array.transpose(order).reshape(whole)

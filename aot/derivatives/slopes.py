@@ -1,8 +1,9 @@
 """Multiply tangents with slopes so that zero stays zero, and declare derivatives argument by argument.
 
-A derivative is a linear map. It takes a zero tangent to zero, also where its slope is infinite or not a number; a
-product of floats does not, since `0 * inf` is NaN. `times` is such a map. Its transpose is of the same kind, and so are
-the products in its own derivative, so second order keeps zero too, in all combinations of forward and reverse mode.
+A derivative is a linear map: it maps a zero tangent to zero, even where its slope is infinite or NaN. A product of
+floats does not, since `0 * inf` is NaN. `times` is a product that maps zero to zero. Its transpose and its own
+derivative are made of such products as well. So zero stays zero in second order, in all combinations of forward and
+reverse mode.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _GUARDED = Product(lax.mul_p, (1,))
 
 
 def times(tangent: jax.Array, slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
-    """Return tangent * slope(*points) elementwise, but zero where the tangent is zero, whatever the slope.
+    """Return tangent * slope(*points) elementwise, but zero where the tangent is zero, for any slope.
 
-    No number is made up: a tangent that is not zero is infinite where the slope is, and NaN where the slope is NaN, as
-    those outside a function's domain. So it is for the slope of the slope. The backward keeps one array.
+    A nonzero tangent gives an infinite product where the slope is infinite, and NaN where it is NaN, as outside of a
+    function's domain. The same holds for the slope of the slope. The backward reads one saved array.
     """
     steepness, tangent = jnp.broadcast_arrays(_steepness(slope, *jnp.broadcast_arrays(*points)), tangent)
     return along(_GUARDED, 1, steepness.astype(tangent.dtype), tangent)
@@ -36,12 +37,12 @@ def times(tangent: jax.Array, slope: Callable[..., jax.Array], *points: jax.Arra
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _steepness(slope: Callable[..., jax.Array], *points: jax.Array) -> jax.Array:
-    """The slope, whose tangents are multiplied with its own slopes by `times`."""
+    """Return the slope; `times` multiplies its tangents with its own slopes."""
     return slope(*points)
 
 
 def _bend(slope: Callable[..., jax.Array], place: int, *points: jax.Array) -> jax.Array:
-    """The slope's own slope, along the point at this place."""
+    """Return the slope's own slope, along point `place`."""
 
     def along_point(point: jax.Array) -> jax.Array:
         return slope(*points[:place], point, *points[place + 1 :])
@@ -59,12 +60,16 @@ def _steepness_moves(slope: Callable[..., jax.Array], points: Any, tangents: Any
 _steepness.defjvp(_steepness_moves, symbolic_zeros=True)
 
 
-def slopes(function: Any, *rules: Rule | None) -> None:
-    """Give a `jax.custom_jvp` function a rule for each argument: `rule(tangent, result, *arguments)`, or None.
+def with_slopes(value: Callable[..., Any], *rules: Rule | None, options: int = 0) -> Callable[..., jax.Array]:
+    """Make a function with a rule for each argument: `rule(tangent, result, *arguments)`, or None for no slope.
 
-    What is not differentiated costs nothing: its rule is not called. Arguments in `nondiff_argnums` come first, and
-    have no rule of their own.
+    The rule of an argument that is not differentiated is not called, and costs nothing. The first arguments, as many as
+    `options`, are Python values and have no rules.
     """
+
+    @partial(jax.custom_jvp, nondiff_argnums=tuple(range(options)))
+    def function(*arguments: Any) -> jax.Array:
+        return value(*arguments)
 
     def jvp(*given: Any) -> tuple[jax.Array, jax.Array]:
         *static, primals, tangents = given
@@ -79,39 +84,33 @@ def slopes(function: Any, *rules: Rule | None) -> None:
         return result, jnp.broadcast_to(total, result.shape).astype(result.dtype)
 
     function.defjvp(jvp, symbolic_zeros=True)
+    return function
 
 
 def unary(value: Callable[..., jax.Array], slope: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Make a function of one array and of options: `value(x, *options)`, with the slope `slope(x, *options)`.
 
-    The slope must be finite wherever the function is, and is differentiated in its turn.
+    The slope must be finite wherever the function is, and is differentiated for the second order.
     """
     return _with_slope(value, lambda tangent, options, x: tangent * slope(x, *options))
 
 
 def steep(value: Callable[..., jax.Array], slope: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Make a function as `unary` does, whose slope may be infinite or NaN: `times` multiplies it."""
+    """Make a function like `unary`, with a slope that may be infinite or NaN: `times` multiplies with it."""
     return _with_slope(value, lambda tangent, options, x: times(tangent, lambda x: slope(x, *options), x))
 
 
 def by_result(value: Callable[..., jax.Array], slope: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
-    """Make a function of one array, whose slope is made of the result: `slope(value(x))`.
+    """Make a function of one array with the slope `slope(value(x))`, computed from the result.
 
-    Then the backward need not keep x. The slope must be finite wherever the function is.
+    Then the backward need not save x. The slope must be finite wherever the function is.
     """
-
-    @jax.custom_jvp
-    def function(x: jax.Array) -> jax.Array:
-        return value(x)
-
-    slopes(function, lambda tangent, result, _: tangent * slope(result))
-    return function
+    return with_slopes(value, lambda tangent, result, _: tangent * slope(result))
 
 
 def _with_slope(value: Callable[..., jax.Array], rule: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    @partial(jax.custom_jvp, nondiff_argnums=(0,))
-    def function(options: tuple[Any, ...], x: jax.Array) -> jax.Array:
+    def of(options: tuple[Any, ...], x: jax.Array) -> jax.Array:
         return value(x, *options)
 
-    slopes(function, lambda tangent, _, options, x: rule(tangent, options, x))
+    function = with_slopes(of, lambda tangent, _, options, x: rule(tangent, options, x), options=1)
     return lambda x, *options: function(options, x)

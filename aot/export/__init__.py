@@ -2,18 +2,18 @@
 
 An artefact is a folder with StableHLO programs (the function alone, its forward and its backward), a contract in JSON
 that describes every array, and a README on how to run them. It is written completely or not at all. `load` refuses an
-artefact whose parts do not agree; others it runs without the source of the model.
+artefact with a changed file; it runs any other artefact without the source of the model.
 
 Files, in reading order:
 
     descriptors: Describe every array that enters or leaves an exported pair.
     contract: Describe in JSON how an exported pair is called.
-    agreement: Check that the statements of a contract agree.
+    result_tree: Check that the tree of a result still has the outputs of a contract, as its classes may have changed.
     guide: Write the README of an artefact: how to run an exported pair.
     pair: Hold a traced call and its halves for export, and describe their arrays.
-    artefact: Write a folder completely or not at all, and read back only what was written.
-    programs: Read exported programs, and refuse those that do not match the contract.
+    artefact: Write a folder completely or not at all, and read back only unchanged files.
+    exported: Read exported programs, and refuse a program that does not match the contract.
     export: Export a cut pair as programs that others can run.
-    written: Write the new states of a loaded function's objects into the caller's arguments.
+    new_states: Write the new states of a loaded function's objects into the caller's arguments.
     loaded: Run an exported pair without the source of its model.
 """

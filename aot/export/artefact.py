@@ -1,4 +1,4 @@
-"""Write a folder completely or not at all, and read back only what was written.
+"""Write a folder completely or not at all, and read back only unchanged files.
 
 An artefact is a folder of files with a `signature.json`, which lists the size and SHA-256 of each file and a SHA-256 of
 itself. No file is used before these agree. They detect damage, swapped files and edits. They are not a cryptographic
@@ -47,8 +47,8 @@ def write(
 ) -> Path:
     """Write an artefact, and return its path; `overwrite` replaces an earlier artefact.
 
-    It is written beside its place under another name, and renamed when it is complete. Raises `ArtefactError` where
-    something else is in its place or the disk refuses; then nothing has changed.
+    It is written under another name in the same parent folder, and renamed when it is complete. Raises `ArtefactError`
+    if its path is taken or the disk refuses; then nothing has changed.
     """
     place = free_place(folder, overwrite)
     contents = {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in sorted(files.items())}
@@ -68,10 +68,10 @@ def write(
 
 
 def free_place(folder: str | os.PathLike[str], overwrite: bool, switch: str = "overwrite=True") -> Path:
-    """The absolute path for an artefact; raises `ArtefactError` where it is taken.
+    """Return the absolute path for an artefact; raises `ArtefactError` if it is taken.
 
-    With `overwrite` an earlier artefact may be there, but only with its own files, as they were written. `switch` names
-    that option in messages.
+    With `overwrite` an earlier artefact may be there, but only with its own unchanged files. `switch` names this option
+    in messages.
     """
     place = Path(folder).absolute()
     with _or_refused(place):
@@ -96,9 +96,9 @@ def free_place(folder: str | os.PathLike[str], overwrite: bool, switch: str = "o
 
 
 def _listed_in(place: Path) -> dict[str, str | None] | None:
-    """The SHA-256 of each file of an artefact by its name, None where the folder holds no artefact.
+    """Return the SHA-256 of each file of an artefact by its name; None if the folder holds no artefact.
 
-    The signature has None if it agrees with itself, and no text of a digest otherwise.
+    The signature maps to None if it agrees with its checksum, and otherwise to a text that is no digest.
     """
     try:
         document = json.loads((place / SIGNATURE).read_bytes())
@@ -157,7 +157,7 @@ def _put(draft: Path, place: Path) -> None:
 
 
 def checksum(document: Mapping[str, Any]) -> str:
-    """The SHA-256 of a signature, without its own checksum."""
+    """Return the SHA-256 of a signature, without its own checksum."""
     content = {key: value for key, value in document.items() if key != "checksum"}
     return _sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode())
 
@@ -170,9 +170,9 @@ def _sha256(data: bytes) -> str:
 
 
 def read(folder: str | os.PathLike[str]) -> Artefact:
-    """The artefact in a folder, every file compared with its SHA-256.
+    """Return the artefact in a folder; compare every file with its SHA-256.
 
-    Raises `ArtefactError` with the file and what is wrong with it.
+    Raises `ArtefactError` with the file and its fault.
     """
     place = Path(folder).absolute()
     try:
@@ -185,7 +185,7 @@ def read(folder: str | os.PathLike[str]) -> Artefact:
 
 
 def _parsed(place: Path) -> dict[str, Any]:
-    """The signature, after its checksum was compared."""
+    """Return the signature, after a comparison with its checksum."""
     if not place.is_dir():
         what = "is no folder." if place.exists() else "does not exist."
         raise ArtefactError(message(str(place), what, "Give the folder that export wrote."))
@@ -231,7 +231,7 @@ def _finite(text: str) -> float:
 
 
 def _listed(files: Any, where: str) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of each file by its name, which holds no folder."""
+    """Return size and SHA-256 of each file by its name, which holds no folder."""
     if not isinstance(files, dict):
         raise ArtefactError(message(where, "lists no files.", _AGAIN))
     entries = {}

@@ -54,7 +54,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "programs": (dict,),
     "versions": (dict,),
 }
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object in memory
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # the address of an object in memory
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class StaticArgument(Record):
 
     @classmethod
     def of(cls, path: str, kind: type, value: Any) -> StaticArgument:
-        """The record of a value; an address in its `repr` is left out, since it differs in other processes."""
+        """Return the record of a value; an address in its `repr` is left out, since it differs in other processes."""
         return cls(path, kind.__name__, _ADDRESS.sub("", repr(value)))
 
 
@@ -83,19 +83,19 @@ class Contract:
     """The calling convention of an exported pair.
 
     Attributes:
-        name: of the function.
+        name: the name of the function.
         inputs, outputs, residuals, tangents, gradients: every array, in the order of the programs (`descriptors`).
-        platforms: for which the programs were lowered, by `jax.export`'s names.
+        platforms: the platforms that the programs were lowered for, by `jax.export`'s names.
         mlir_platform: the platform of the readable `.mlir` files.
         argnums, has_aux: as in `aot.function`.
-        positional: number of positional arguments; `statics` are the Python values among all arguments.
-        order: how often the artefact can be differentiated.
-        sizes: number for each symbolic size, for which the plan was made; empty without symbolic sizes.
+        positional: the number of positional arguments; `statics` are the Python values among all arguments.
+        order: the number of times that the artefact can be differentiated.
+        sizes: the number for each symbolic size that the plan was made for; empty without symbolic sizes.
         graph_signature: PyTorch's record, with `BackwardSignature`; its trees are plain dicts and tuples.
-        result_tree: JSON form of the result's own tree, None where it has none.
-        plan: what is saved and why, as `jointcut.partition.plans.planfile` writes it.
-        programs: file names and calling-convention version of each program.
-        versions: of jointcut, jax, jaxlib and Python at export.
+        result_tree: the JSON form of the result's own tree; None if it has none.
+        plan: the saved values with reasons, in the form of `jointcut.partition.plans.planfile`.
+        programs: the file names and the calling-convention version of each program.
+        versions: the versions of jointcut, jax, jaxlib and Python at export.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Contract:
 
     @cached_property
     def own_result_spec(self) -> Any | None:
-        """The tree that the function returns, None where its classes cannot be imported."""
+        """The tree that the function returns; None if its classes cannot be imported."""
         if self.result_tree is None:
             return None
         try:
@@ -150,15 +150,15 @@ class Contract:
 
     @property
     def result_spec(self) -> Any:
-        """The tree of the result: its own where its classes can be imported, else dicts and tuples."""
+        """The tree of the result: its own tree if its classes can be imported, else dicts and tuples."""
         spec = self.own_result_spec
         return jax.tree.structure(self._plain_result) if spec is None else spec
 
     @cached_property
     def result_order(self) -> tuple[int, ...]:
-        """The index of the output at each leaf of `result_spec`, then those of the states.
+        """The index of the output at each leaf of `result_spec`, and then the indices of the states.
 
-        The order differs where a dict, which sorts its keys, replaces a class.
+        The order differs if a dict, which sorts its keys, replaces a class.
         """
         count = len(self.returned)
         order = range(count) if self.own_result_spec is not None else jax.tree.leaves(self._plain_result)
@@ -178,7 +178,7 @@ class Contract:
         return sum(r.bytes for r in self.residuals if r.kind == "saved")
 
     def to_json(self) -> dict[str, Any]:
-        """The contract as a JSON object."""
+        """Return the contract as a JSON object."""
         document: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name in _ARRAYS:
             document[name] = [item.to_json() for item in document[name]]
@@ -191,7 +191,7 @@ class Contract:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], where: str) -> Contract:
-        """The contract in a JSON object; raises `ArtefactError` where it holds none."""
+        """Return the contract in a JSON object; raises `ArtefactError` if it holds none."""
         names = [f.name for f in dataclasses.fields(cls)]
         if missing := [name for name in names if name not in document]:
             raise ArtefactError(message(where, f"lacks {', '.join(missing)}.", CURE))
@@ -209,7 +209,7 @@ class Contract:
             fields["result_tree"] = document["result_tree"] and json.dumps(document["result_tree"])
             fields["platforms"] = tuple(map(_text, document["platforms"]))
             contract = cls(**{**fields, "argnums": as_tuple(document["argnums"])})
-            _ = contract.result_order  # raises where the tree does not fit the outputs
+            _ = contract.result_order  # raises if the tree does not fit the outputs
         except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             what = f"is not as it was written: {(str(error).splitlines() or [''])[0].rstrip('.')}."
             raise ArtefactError(message(where, what, CURE)) from error

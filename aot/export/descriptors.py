@@ -1,8 +1,8 @@
 """Describe every array that enters or leaves an exported pair.
 
-Each has a name, which holds its kind and position, and most have a path in the user's arguments or results. The
-descriptors are in the order of the inputs and outputs of the programs, as in PyTorch's `aot_export_module`, whose
-`AOTInput` and `AOTOutput` hold the same for each position:
+Each array has a name, which holds its kind and position, and most have a path in the user's arguments or results. The
+descriptors follow the order of the inputs and outputs of the programs. They correspond to `AOTInput` and `AOTOutput` of
+PyTorch's `aot_export_module`:
 
     inference   (inputs)              -> (outputs)
     forward     (inputs)              -> (outputs, saved residuals)
@@ -26,7 +26,7 @@ from jointcut.partition.errors import ArtefactError, CallError, message
 from jointcut.partition.program.sizes import names, number
 from jointcut.wrappers.record import read_dtype
 
-Size = int | str  # of a dimension: a number, or the text of an expression such as "b" or "2*b"
+Size = int | str  # the size of a dimension: a number, or the text of an expression such as "b" or "2*b"
 
 #: The cure for a signature.json that contradicts itself or its files.
 CURE = "Export again; signature.json is not made to be edited."
@@ -58,14 +58,14 @@ class Described:
 
     @classmethod
     def like(cls, aval: Any, **rest: Any) -> Self:
-        """The description of an object with shape and dtype."""
+        """Return the description of an object with shape and dtype."""
         shape = tuple(map(size_of, aval.shape))
         dtype = "float0" if aval.dtype == jax.dtypes.float0 else str(aval.dtype)
         return cls(shape=shape, dtype=dtype, weak_type=bool(getattr(aval, "weak_type", False)), **rest)
 
     @classmethod
     def read(cls, item: Any, where: str) -> Self:
-        """The description in a JSON object; raises `ArtefactError` where it holds none."""
+        """Return the description in a JSON object; raises `ArtefactError` if it holds none."""
         hints = get_type_hints(cls)
         if not isinstance(item, dict) or set(item) != set(hints):
             what = f"is no description of an array: it must have {', '.join(hints)}."
@@ -77,7 +77,7 @@ class Described:
         return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
-        """The description as a JSON object."""
+        """Return the description as a JSON object."""
         return dataclasses.asdict(self)
 
 
@@ -89,8 +89,8 @@ class Input(Described):
         kind: `constant` (closed over, its value in `constants.npz`), `buffer` (an array of an object that the function
             writes), `parameter` (a leaf of the arguments in `argnums`), or `user_input`.
         path: `args[0]['w']`; `constant 0` for a constant.
-        keys: the same as keys: `("args", 0, "w")`; empty for a constant.
-        sharding: its sharding as text, None where it had none.
+        keys: the path as keys: `("args", 0, "w")`; empty for a constant.
+        sharding: its sharding as text; None if it had none.
     """
 
     kind: str
@@ -106,8 +106,8 @@ class Output(Described):
     Attributes:
         kind: `output`; `aux` for the second result with `has_aux`; or `state` for an array that the function writes to
             an object of its arguments (an NNX module), the new value of an input of the kind `buffer`.
-        path: `result['loss']`; for a state that of the input.
-        keys: the same as keys.
+        path: `result['loss']`; for a state, the path of its input.
+        keys: the path as keys.
     """
 
     kind: str
@@ -121,9 +121,9 @@ class ResidualInput(Described):
 
     Attributes:
         kind, index: its position: `index` among the `saved` results, the `output` or the `input` arrays of the forward.
-        bytes: of the array; symbolic sizes count as the sizes that the plan was made for.
+        bytes: the bytes of the array; symbolic sizes count as the sizes that the plan was made for.
         op, scope, source: the operation that makes it, its name stack, and the user's line.
-        reason: why it is saved rather than recomputed.
+        reason: the reason why it is saved rather than recomputed.
     """
 
     kind: str
@@ -146,7 +146,7 @@ class Tangent(Described):
 class GradientOutput(Described):
     """A result of `backward`: the gradient of the input `of`, whose path is `path`.
 
-    `part` is `whole`; the gradient of a table as a sparse array has the parts `rows` and `places`.
+    `part` is `whole`; the sparse gradient of a table has the parts `rows` and `places`.
     """
 
     of: str
@@ -155,14 +155,14 @@ class GradientOutput(Described):
 
 
 def read_all(kind: type[Described], items: Any, where: str) -> tuple[Any, ...]:
-    """The descriptions in a JSON array."""
+    """Return the descriptions in a JSON array."""
     if not isinstance(items, list):
         raise ArtefactError(message(where, f"is a {type(items).__name__}, not an array.", CURE))
     return tuple(kind.read(item, f"{where}[{i}]") for i, item in enumerate(items))
 
 
 def size_of(size: Any) -> Size:
-    """A size of a JAX shape as a number, or as the text of its expression."""
+    """Return a size of a JAX shape as a number, or as the text of its expression."""
     return size if type(size) is int else str(size)
 
 
@@ -172,9 +172,9 @@ def fits(got: Sequence[Any], want: Sequence[Size]) -> bool:
 
 
 def same_sizes(arrays: Sequence[tuple[str, Described, Sequence[Any]]]) -> None:
-    """Compare the symbolic sizes of arrays, each given by its place, its description and its shape.
+    """Compare the symbolic sizes of arrays; each array is given by its place, its description and its shape.
 
-    Raises `CallError` where one symbol has two values, or a size does not have the value of its expression.
+    Raises `CallError` if one symbol has two values, or a size differs from the value of its expression.
     """
     sizes = [
         (where, size, got)
@@ -195,7 +195,7 @@ BOXED = "value"
 
 
 def plain_keys(keys: Sequence[Any]) -> tuple[Size, ...]:
-    """A JAX path as names and positions, without the kinds of its keys; empty keys are left out.
+    """Return a JAX path as names and positions, without the kinds of its keys; empty keys are left out.
 
     So a dict can take the place of a module whose class cannot be imported.
     """
@@ -212,7 +212,7 @@ def _plain_key(key: Any) -> Size:
 
 
 def as_tuple(value: Any) -> Any:
-    """A JSON array as a tuple, any other value as it is."""
+    """Return a JSON array as a tuple; return any other value unchanged."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -229,7 +229,7 @@ def _is_size(x: Any) -> bool:
 
 
 def plain_tree(items: Sequence[tuple[tuple[Size, ...], Any]]) -> Any:
-    """Dicts and tuples with the leaves at their keys: positions make a tuple, names a dict.
+    """Return dicts and tuples with the leaves at their keys: positions make a tuple, names a dict.
 
     >>> plain_tree([(("loss",), 1), (("parts", 0), 2), (("parts", 1), 3)])
     {'loss': 1, 'parts': (2, 3)}

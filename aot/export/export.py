@@ -14,39 +14,39 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.aot.choices.target import Target
-from jointcut.aot.export import agreement, artefact, guide
+from jointcut.aot.export import artefact, guide, result_tree
 from jointcut.aot.export.contract import Contract
+from jointcut.aot.export.descriptors import Size
+from jointcut.aot.export.exported import CONSTANTS
 from jointcut.aot.export.pair import Pair
+from jointcut.aot.options.target import Target
 from jointcut.aot.progress.progress import Stage, tell
+from jointcut.aot.trace.data import Trace
 from jointcut.aot.trace.joint import constant_key
 from jointcut.partition.errors import ArtefactError, choices, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects, user_source
 from jointcut.wrappers.arguments.tree import struct
 from jointcut.wrappers.built_in.autograd import JITTED
-
-if TYPE_CHECKING:
-    from jointcut.aot.stages.traced import Traced
 
 #: The platforms by default, by `jax.export`'s names.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def platforms_for(given: str | Sequence[str] | None, goal: Target | None) -> str | Sequence[str]:
-    """What is lowered for: the given platforms, or else that of the target, or all."""
+    """Return the platforms to lower for: the given platforms, else the platform of the target, else all."""
     return given if given is not None else PLATFORMS if goal is None else (goal.platform,)
 
 
 def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...], order: int, overwrite: bool) -> Path:
     """Write the artefact of a pair, and return its path.
 
-    Raises `ArtefactError` where the function cannot be exported, or the folder cannot be written.
+    Raises `ArtefactError` if the function cannot be exported, or the folder cannot be written.
     """
     platforms = refuse_request(folder, platforms, order, overwrite)
     refuse_what_stays(pair.traced)
@@ -58,12 +58,11 @@ def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...
         now.says(lambda: "writing")
         files = {name: data for program in programs.values() for name, data in program.files.items()}
         if pair.constants:
-            files[agreement.CONSTANTS] = _packed(pair.constants)
+            files[CONSTANTS] = _packed(pair.constants)
         contract = pair.contract(platforms, order, {name: program.entry for name, program in programs.items()})
         files["README.md"] = guide.readme(contract).encode()
         signature = contract.to_json()
-        read_back = Contract.from_json(json.loads(json.dumps(signature)), pair.traced.name)
-        agreement.check(read_back, files, pair.traced.name)
+        result_tree.check(Contract.from_json(json.loads(json.dumps(signature)), pair.traced.name), pair.traced.name)
         place = artefact.write(folder, signature, files, overwrite)
         now.ends(lambda: f"exported in {now} for {', '.join(platforms)}, {len(programs)} programs in {place}")
         return place
@@ -72,7 +71,7 @@ def export(pair: Pair, folder: str | os.PathLike[str], platforms: tuple[str, ...
 def refuse_request(
     folder: str | os.PathLike[str], platforms: str | Sequence[str], order: int, overwrite: bool
 ) -> tuple[str, ...]:
-    """The platforms; raises `ArtefactError` for bad arguments, before anything is traced or lowered."""
+    """Return the platforms; raises `ArtefactError` for bad arguments, before any tracing or lowering."""
     known = known_platforms(platforms)
     if type(order) is not int or order not in (1, 2, 3):
         raise ArtefactError(message("order", f"is {order!r}.", "Give 1, 2 or 3: how often it can be differentiated."))
@@ -81,7 +80,7 @@ def refuse_request(
 
 
 def known_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
-    """The platforms, each once; raises `ArtefactError` for an unknown name."""
+    """Return the platforms, each once; raises `ArtefactError` for an unknown name."""
     cure = f"Give one or more of {', '.join(PLATFORMS)}."
     if not isinstance(platforms, str | list | tuple):
         raise ArtefactError(message("platforms", f"is {platforms!r}.", cure))
@@ -95,10 +94,10 @@ def known_platforms(platforms: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-# ------------------------------------------------------------------------------------------- what cannot be exported
+# ---------------------------------------------------------------------------------------------------------- refusals
 
 
-def refuse_what_stays(traced: Traced) -> None:
+def refuse_what_stays(traced: Trace) -> None:
     """Raise `ArtefactError` for arrays and effects that belong to this process or to another trace."""
     for info in traced.inputs:
         if info.duplicate_of is not None:
@@ -116,7 +115,7 @@ def refuse_what_stays(traced: Traced) -> None:
     for info in traced.inputs:
         if info.is_reference:
             raise ArtefactError(message(info.path, "is a jax.Ref, which an exported program cannot write.", cure))
-    if any(jaxprs.is_reference(jax.typeof(constant)) for constant in traced.consts):
+    if any(abstract.is_reference(jax.typeof(constant)) for constant in traced.consts):
         what = "closes over a jax.Ref, which an exported program cannot write."
         raise ArtefactError(message(traced.name, what, cure))
     for name, source in dict.fromkeys(_effects(jaxprs.opened(traced.program.closed)[0])):
@@ -126,30 +125,31 @@ def refuse_what_stays(traced: Traced) -> None:
 
 
 def _refuse_hooks(pair: Pair) -> None:
-    """Raise `ArtefactError` where what is saved is spilled, or passes through functions that are called back."""
+    """Raise `ArtefactError` if residuals are spilled, or pass through functions that are called back."""
     if pair.traced.options.spill is not None:
         what = "spills what it keeps to files of this process."
         raise ArtefactError(message(pair.traced.name, what, "Export it without spill."))
     halves = (pair.halves.forward, pair.halves.backward)
     if pair.traced.options.saved_arrays and any(any(_effects(jaxprs.opened(half)[0])) for half in halves):
         what = "has saved_arrays that are called back, in this process."
-        cure = "Export without them, or give functions of jax.numpy that change nothing else."
+        cure = "Export without them, or give functions that JAX can trace."
         raise ArtefactError(message(pair.traced.name, what, cure))
 
 
 def _effects(jaxpr: Any) -> Iterator[tuple[str, str]]:
-    """Names and source lines of the equations that call back or print; writes to the function's own references do not
-    count.
+    """Yield the names and source lines of equations that call back or print.
+
+    Writes to the function's own references do not count.
     """
     for eqn in jaxpr.eqns:
         inner = [effect for sub in jaxprs.inner_jaxprs(eqn) for effect in _effects(sub)]
         yield from inner
-        if not inner and ("callback" in eqn.primitive.name or jaxprs.effect_names(eqn)):
-            yield eqn.primitive.name, jaxprs.source_of(eqn) or "an unknown line"
+        if not inner and ("callback" in eqn.primitive.name or side_effects.effect_names(eqn)):
+            yield eqn.primitive.name, user_source.source_of(eqn) or "an unknown line"
 
 
 def _refuse_symbolic_halves(pair: Pair, order: int) -> None:
-    """Raise `ArtefactError` where halves of symbolic sizes are to have derivatives that are not JAX's."""
+    """Raise `ArtefactError` if halves with symbolic sizes need derivatives that are not JAX's."""
     is_symbolic = any(type(d) is not int for s in pair.traced.bound.unique for d in jax.typeof(s).shape)
     if order > 1 and is_symbolic and pair.again is not JITTED:
         what = f"is {order}, for symbolic sizes and derivatives that are not JAX's: halves are cut again for that."
@@ -158,20 +158,26 @@ def _refuse_symbolic_halves(pair: Pair, order: int) -> None:
 
 
 def _refuse_same_keys(pair: Pair) -> None:
-    """Raise `ArtefactError` where a class gives two of its parts the same keys, by which the contract finds them."""
+    """Raise `ArtefactError` if a class gives two of its parts the same keys, since the contract finds parts by keys."""
     returned = [output for output in pair.outputs if output.kind != "state"]
     for arrays in (pair.inputs[len(pair.constants) :], returned):
         for n, array in enumerate(arrays):
-            if not agreement.disjoint([each.keys for each in arrays[: n + 1]]):
+            if not _disjoint([each.keys for each in arrays[: n + 1]]):
                 cure = "Give each part a key of its own, with jax.tree_util.register_pytree_with_keys_class."
                 raise ArtefactError(message(array.path, "is told by the same keys as another part.", cure))
+
+
+def _disjoint(paths: Sequence[tuple[Size, ...]]) -> bool:
+    """Whether all paths differ, and none is the beginning of another."""
+    known = {tuple(map(str, path)) for path in paths}
+    return len(known) == len(paths) and not any(path[:n] in known for path in known for n in range(len(path)))
 
 
 # --------------------------------------------------------------------------------------------------------- programs
 
 
 @dataclass(frozen=True)
-class _Program:
+class _ToLower:
     """A flat function to be lowered, and the types of its inputs."""
 
     name: str
@@ -187,8 +193,8 @@ class _Lowered:
     entry: dict[str, Any]
 
 
-def _programs(pair: Pair, order: int) -> Iterator[_Program]:
-    """The programs; if `order` asks for derivatives of the halves, these follow the conventions of the function."""
+def _programs(pair: Pair, order: int) -> Iterator[_ToLower]:
+    """Yield the programs; further derivatives of the halves (`order` > 1) follow the function's conventions."""
     traced, name = pair.traced, _identifier(pair.traced.name)
     again = pair.again if order > 1 else JITTED
     structs = [*map(struct, pair.constants), *traced.bound.unique]
@@ -197,32 +203,32 @@ def _programs(pair: Pair, order: int) -> Iterator[_Program]:
     if not traced.program.is_train:
         return
     yield _named("forward", name, again(_picking(halves.forward, traced.consts, pair)), structs)
-    backward = [s.update(sharding=None) for s in jaxprs.input_structs(halves.backward)]
-    yield _named("backward", name, again(lambda *flat: jaxprs.evaluate(halves.backward, *flat)), backward)
+    backward = [s.update(sharding=None) for s in abstract.input_structs(halves.backward)]
+    yield _named("backward", name, again(lambda *flat: runtime.evaluate(halves.backward, *flat)), backward)
 
 
 def _picking(closed: Any, consts: Sequence[Any], pair: Pair) -> Callable[..., list[Any]]:
-    """A function that takes all arguments and constants of the pair, and uses its own constants."""
+    """Return a function that takes all constants and arguments of the pair, and uses its own constants."""
     places = {constant_key(c): i for i, c in enumerate(pair.constants)}
     count = len(pair.constants)
     read = [places[constant_key(c)] for c in consts]
-    return lambda *flat: jaxprs.evaluate(closed, *(flat[i] for i in read), *flat[count:])
+    return lambda *flat: runtime.evaluate(closed, *(flat[i] for i in read), *flat[count:])
 
 
 def _identifier(name: str) -> str:
-    """The name of a function as a StableHLO identifier: `<lambda>` becomes `lambda`."""
+    """Return the name of a function as a StableHLO identifier: `<lambda>` becomes `lambda`."""
     return re.sub(r"\W+", "_", name).strip("_") or "function"
 
 
-def _named(program: str, name: str, function: Callable[..., list[Any]], structs: Sequence[Any]) -> _Program:
+def _named(program: str, name: str, function: Callable[..., list[Any]], structs: Sequence[Any]) -> _ToLower:
     def run(*flat: Any) -> list[Any]:
         return function(*flat)
 
     run.__name__ = f"{name}_{program}"
-    return _Program(program, run, structs)
+    return _ToLower(program, run, structs)
 
 
-def _lowered(program: _Program, platforms: tuple[str, ...], order: int) -> _Lowered:
+def _lowered(program: _ToLower, platforms: tuple[str, ...], order: int) -> _Lowered:
     jitted = jax.jit(program.run, keep_unused=True)
     tell(lambda: f"{program.name} for {', '.join(platforms)}")
     try:
@@ -244,15 +250,15 @@ def _lowered(program: _Program, platforms: tuple[str, ...], order: int) -> _Lowe
     return _Lowered({file: data, readable: _readable(program, jitted, exported, platforms[0]).encode()}, entry)
 
 
-def _readable(program: _Program, jitted: Any, exported: Any, platform: str) -> str:
-    """The program for one platform as text without source locations; with symbolic sizes, the exported program."""
+def _readable(program: _ToLower, jitted: Any, exported: Any, platform: str) -> str:
+    """Return the program for one platform as text without source locations; for symbolic sizes, the exported text."""
     if any(type(d) is not int for s in program.structs for d in s.shape):
         return exported.mlir_module()
     return jitted.trace(*program.structs).lower(lowering_platforms=(platform,)).as_text()
 
 
 def _packed(constants: Sequence[Any]) -> bytes:
-    """The constants as raw bytes in an .npz file, in order; the contract holds their types."""
+    """Return the constants as raw bytes of an .npz file, in order; the contract holds their types."""
     archive = io.BytesIO()
     np.savez(archive, allow_pickle=False, **{f"constant_{i}": _raw(c) for i, c in enumerate(constants)})
     return archive.getvalue()

@@ -9,13 +9,14 @@ from jointcut.aot.export.contract import Contract
 from jointcut.aot.export.descriptors import Described
 from jointcut.partition.figures import counted
 
-_SHOWN = 12  # arrays of a kind that are listed; signature.json lists all
+_SHOWN = 12  # the most arrays listed of a kind; signature.json lists all
 
 
 def readme(contract: Contract) -> str:
-    """The README of an artefact, in Markdown."""
+    """Return the README of an artefact, in Markdown."""
     parts = [_head(contract), _programs(contract)]
-    parts += [_listed("Inputs", contract.inputs, lambda i: i.path), _listed("Outputs", contract.outputs, _path)]
+    parts += [_listed("Inputs", contract.inputs, lambda i: i.path)]
+    parts += [_listed("Outputs", contract.outputs, lambda o: o.path)]
     if contract.is_train:
         parts += [
             _listed("Residuals", contract.residuals, lambda r: f"{r.bytes:,} bytes; {r.reason}"),
@@ -60,10 +61,6 @@ def _programs(contract: Contract) -> str:
         "Arrays go in and out by position, in the order of the lists below and of `signature.json`."
     )
     return "\n".join(["## Programs", "", *rows, "", text])
-
-
-def _path(described: Described) -> str:
-    return getattr(described, "path", "")
 
 
 def _listed(title: str, arrays: Sequence[Described], describe: Callable[[Any], str]) -> str:

@@ -24,25 +24,25 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from jointcut.aot.choices.options import Options
 from jointcut.aot.export import artefact
-from jointcut.aot.export.agreement import CONSTANTS, check
 from jointcut.aot.export.contract import Contract, StaticArgument
 from jointcut.aot.export.descriptors import BOXED, Described, Input, fits, same_sizes
+from jointcut.aot.export.exported import CONSTANTS, constants, program
+from jointcut.aot.export.new_states import GivenCall
 from jointcut.aot.export.pair import argument_keys
-from jointcut.aot.export.programs import constants, program
-from jointcut.aot.export.written import GivenCall
+from jointcut.aot.export.result_tree import check
+from jointcut.aot.options.options import Options
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.bound import KEPT_SIGNATURES
 from jointcut.aot.run.runner import Programs, Runner
-from jointcut.aot.trace.joint import Results
+from jointcut.aot.trace.primal import Results
 from jointcut.aot.trace.trees import Call, dense
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.lower.emit import Residual
 from jointcut.partition.lower.verify import routed, waited
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import runtime
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.metadata.convention import is_inexact, slot
@@ -51,7 +51,7 @@ from jointcut.wrappers.table import Table
 
 _WIDE = ("float64", "int64", "uint64", "complex128")
 _JAX_ON_JVP = "forward-mode autodiff (jvp)"  # in JAX's error
-_MOST_WANTED = 4  # missing arguments that an error lists
+_MOST_WANTED = 4  # the most missing arguments that an error lists
 _CURE = "Export for these arguments too, or pass what it was exported for."
 _CURE_SHAPE = "Export for this shape too, or for any: aot.shapes makes sizes that are known later."
 
@@ -59,17 +59,17 @@ _CURE_SHAPE = "Export for this shape too, or for any: aot.shapes makes sizes tha
 class Loaded:
     """An exported pair, ready to be called.
 
-    A call runs the function alone. `value_and_grad`, `grad` and `vjp` run the two halves. Inside `jax.grad` it is a
-    `jax.custom_vjp` of them, inside `jax.jit` a part of the program. It can be differentiated `order` times in reverse
-    mode, in the `argnums` of the export; `jax.vmap` and forward mode need the source. Arguments are found by their
-    paths: a dict can take the place of a module, and gradients have the trees of the caller's arguments.
+    A call runs the function alone. `value_and_grad`, `grad` and `vjp` run the two halves. Inside `jax.grad` the pair is
+    a `jax.custom_vjp` of the halves; inside `jax.jit` it is part of the program. It can be differentiated `order` times
+    in reverse mode, in the `argnums` of the export; `jax.vmap` and forward mode need the source. Arguments are found by
+    their paths: a dict can replace a module, and gradients have the trees of the caller's arguments.
     """
 
     def __init__(self, read: artefact.Artefact) -> None:
         """Use `aot.load`."""
         where = str(read.folder / artefact.SIGNATURE)
         self.contract = Contract.from_json(read.signature, where)
-        check(self.contract, read.files, where)
+        check(self.contract, where)
         self._programs = {name: program(name, self.contract, read) for name in self.contract.programs}
         self._artefact = replace(read, files={name: read.files[name] for name in read.files if name == CONSTANTS})
         self._jitted: Table[Any] = Table()
@@ -89,28 +89,28 @@ class Loaded:
     # --------------------------------------------------------------------------------------------------- calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's result; raises `CallError` where the arguments do not fit."""
+        """Return the function's result; raises `CallError` if the arguments do not fit."""
         runner, bound = self._bound(args, kwargs)
         return runner.result(bound)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.value_and_grad` of the function, in the `argnums` of the export.
+        """Return value and gradient like `jax.value_and_grad` of the function, in the `argnums` of the export.
 
-        Raises `CallError` where the arguments do not fit, `TraceError` where the output is no real number.
+        Raises `CallError` if the arguments do not fit, and `TraceError` if the output is not a real number.
         """
         runner, bound = self._bound(args, kwargs)
         return runner.value_and_grad(bound)
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As `jax.grad` of the function: the gradient, or `(gradient, aux)` with `has_aux`."""
+        """Return the gradient like `jax.grad` of the function, or `(gradient, aux)` with `has_aux`."""
         value, gradient = self.value_and_grad(*args, **kwargs)
         return (gradient, value[1]) if self.contract.has_aux else gradient
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's output and a pullback to the arguments in `argnums` (and aux with `has_aux`).
+        """Return the function's output and a pullback to the arguments in `argnums` (and aux with `has_aux`).
 
-        The pullback returns one gradient, or a tuple where `argnums` is a tuple, as `jax.grad`. The pullback of
-        `aot.function` differs: it returns one cotangent tree per positional argument, as `jax.vjp`.
+        The pullback returns one gradient, or a tuple if `argnums` is a tuple, like `jax.grad`. The pullback of
+        `aot.function` differs: it returns one cotangent tree per positional argument, like `jax.vjp`.
         """
         runner, bound = self._bound(args, kwargs)
         main, aux, pullback = runner.vjp(bound)
@@ -119,15 +119,15 @@ class Loaded:
     # ------------------------------------------------------------------------------------------- flat programs
 
     def _differentiated(self, flat: Sequence[Any]) -> list[Any]:
-        """The flat outputs of the function inside a trace that may differentiate them."""
+        """Return the flat outputs of the function inside a trace that may differentiate them."""
         with self._explained():
             return self._differentiable(*flat)
 
     def running(self, name: str) -> Callable[..., Any]:
-        """A flat program: jitted, except inside a trace."""
+        """Return a flat program, which is jitted except inside a trace."""
         self._refuse_platform()
         flat = {"alone": self._alone, "forward": self._forward, "backward": self._backward, "step": self._step}
-        if jaxprs.tracing():
+        if runtime.tracing():
             return flat[name]
         waits = any(p.waits_in_loops for p in self._programs.values())
         options = None if waits else compiling.compiler_options()
@@ -137,7 +137,7 @@ class Loaded:
         return self._programs["inference"](*flat)
 
     def _forward(self, *flat: Any) -> list[Any]:
-        """The outputs and the saved residuals."""
+        """Return the outputs and the saved residuals."""
         return self._programs["forward" if self.contract.is_train else "inference"](*flat)
 
     def _backward(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
@@ -146,20 +146,20 @@ class Loaded:
         return self._programs["backward"](*residuals, *cotangents)
 
     def _step(self, flat: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        """Both halves in one program, with a barrier between them that keeps recomputation in the backward."""
+        """Run both halves in one program; a barrier between them keeps recomputation in the backward."""
         outputs, residuals = self.routed(flat)
         flat, count = [*residuals, *cotangents], len(residuals)
         waiting = waited(self._residuals, range(len(flat)), flat)
         return [*outputs, *self._backward(waiting[:count], waiting[count:])]
 
     def routed(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The outputs of the forward, and the residuals in the backward's order."""
+        """Return the outputs of the forward, and the residuals in the backward's order."""
         results, count = self.running("forward")(*flat), len(self.contract.outputs)
         return results[:count], routed(self._residuals, flat, results, count)
 
     @cached_property
     def _residuals(self) -> tuple[Residual, ...]:
-        """The sources of the residuals; the parameters where no output can carry a cotangent."""
+        """The sources of the residuals; the parameters, if no output can carry a cotangent."""
         c = self.contract
         if not c.is_train:
             return tuple(Residual("input", i, -1) for i, info in enumerate(c.inputs) if info.kind == "parameter")
@@ -200,7 +200,7 @@ class Loaded:
         return constants(self.contract, self._artefact)
 
     def _statics(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Statics:
-        """The static arguments of a call, found by their paths."""
+        """Return the static arguments of a call, found by their paths."""
         paths = {s.path for s in self.contract.statics}
         positions = frozenset(i for i in range(len(args)) if f"args[{i}]" in paths)
         return Statics(positions, frozenset(name for name in kwargs if f"kwargs[{name!r}]" in paths))
@@ -217,8 +217,8 @@ class Loaded:
             cure = "Use jax.grad or jax.vjp, or the function that it was exported from."
             raise CallError(message(self.contract.name, what, cure)) from error
 
-    def refuse_width(self) -> None:
-        """Raise `CallError` where an array has 64 bits, and 64-bit types are switched off."""
+    def _refuse_width(self) -> None:
+        """Raise `CallError` if an array has 64 bits, and 64-bit types are switched off."""
         wide = next(iter(self._wide), None)
         if wide is not None and jnp.result_type(float) != jnp.float64:
             what = f"was exported with 64-bit types ({wide}), and this process has them switched off."
@@ -239,8 +239,8 @@ class Loaded:
             raise CallError(message(self.contract.name, what, cure))
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Runner, Bound]:
-        """The runner of a call, and the call flattened."""
-        self.refuse_width()
+        """Return the runner of a call, and the flattened call."""
+        self._refuse_width()
         bound = bind(args, kwargs, self._statics(args, kwargs))
         key = (bound.tree, len(bound.spans))
         runner = self._runners.of(key, lambda: self._runner(self._call(bound, kwargs)))
@@ -259,12 +259,12 @@ class Loaded:
         return runner, bound
 
     def _runner(self, call: Call) -> Runner:
-        """The runner of all calls with one structure."""
+        """Return the runner of all calls with one structure."""
 
         def run(which: str, flat: Sequence[Any]) -> list[Any]:
             if which == "step":
                 return self.running("step")(flat, call.ones())
-            return self._differentiated(flat) if which == "alone" and jaxprs.tracing() else self.running(which)(*flat)
+            return self._differentiated(flat) if which == "alone" and runtime.tracing() else self.running(which)(*flat)
 
         def backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
             del keep
@@ -286,7 +286,7 @@ class Loaded:
                 raise CallError(message(s.path, what, _CURE))
 
     def _call(self, bound: Bound, kwargs: Mapping[str, Any]) -> Call:
-        """The places of the inputs in calls with one structure; raises `CallError` for missing or unknown ones."""
+        """Return the places of the inputs in calls of one structure; raises `CallError` if some are missing."""
         c, paths = self.contract, bound.paths()
         if len(bound.spans) != c.positional:
             raise CallError(message(c.name, *self._wrong_number(len(bound.spans), tuple(kwargs))))
@@ -312,7 +312,7 @@ class Loaded:
         return Call(*fields, entering=tuple(order), order=c.result_order, is_sized=True)
 
     def _wrong_number(self, given: int, named: tuple[str, ...]) -> tuple[str, str]:
-        """The error and the cure for a call with `given` positional arguments and these names."""
+        """Return the error and the cure for a call with `given` positional arguments and the keywords `named`."""
         c = self.contract
         were = "was" if given == 1 else "were"
         what = f"takes {counted(c.positional, 'positional argument')}, and {given} {were} given."
@@ -330,7 +330,7 @@ class Loaded:
         return what, f"{front if by_name else ''}Give too: {'; '.join(wanted[:_MOST_WANTED])}{more}."
 
     def _not_there(self, info: Input, bound: Bound, places: Mapping[Any, int]) -> tuple[str, str]:
-        """The error and the cure for an input that is not among the leaves of a call."""
+        """Return the error and the cure for an input that is not among the leaves of a call."""
         fixed = {path: leaf.value for path, leaf in bound.fixed_leaves}
         if info.path in fixed:
             return f"is a {type(fixed[info.path]).__name__}, not an array.", f"Give {info.type}."
@@ -350,12 +350,12 @@ class Loaded:
 
 
 def _forms(keys: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """The keys at which a call may give an input: its own, those of a box there, or those without its box."""
+    """Return the keys at which a call may give an input: its own keys, or these with a box added or left out."""
     return [keys, (*keys, BOXED), *([keys[:-1]] if keys[-1] == BOXED else [])]
 
 
 def _whole(gradient: tuple[Any, ...] | None, table: Any) -> Any:
-    """The gradient as one array, None where there is none."""
+    """Return the gradient as one array; None if there is none."""
     if gradient is None or len(gradient) == 1:
         return None if gradient is None else gradient[0]
     rows, places = gradient
@@ -363,11 +363,11 @@ def _whole(gradient: tuple[Any, ...] | None, table: Any) -> Any:
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:
-    """The pair that `Function.export` wrote to a folder.
+    """Return the pair that `Function.export` wrote to a folder.
 
     Every file is compared with its SHA-256 before it is used. The files are JSON, numpy arrays without objects, and
     StableHLO read by `jax.export`: nothing is unpickled, and no Python code is run. Raises `ArtefactError` with the
-    file and what is wrong with it.
+    file and its fault.
     """
     with Stage("load", str(path)) as now:
         loaded = Loaded(artefact.read(path))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.tree_util import GetAttrKey, tree_flatten_with_path
@@ -27,6 +27,8 @@ from jointcut.aot.export.descriptors import (
     plain_keys,
     plain_tree,
 )
+from jointcut.aot.run.runnable import Runnable
+from jointcut.aot.trace.data import Trace
 from jointcut.aot.trace.joint import Joint, constant_key, joint
 from jointcut.aot.trace.signature import graph_signature, input_kinds
 from jointcut.partition.errors import RecordError
@@ -34,15 +36,11 @@ from jointcut.partition.lower.emit import Halves, Residual
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.saved import Saved
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.sizes import numbers
 from jointcut.wrappers.arguments.tree import struct
 from jointcut.wrappers.built_in.autograd import Wrap
 from jointcut.wrappers.metadata.signatures import GraphSignature
-
-if TYPE_CHECKING:
-    import jointcut.aot.stages.cut
-    from jointcut.aot.stages.traced import Traced
 
 _REASONS = {
     "input": "an input, which the caller holds",
@@ -53,20 +51,20 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A traced call and its halves, which follow the plan of `cut`.
+    """A traced call and its halves, which follow the plan of `made`.
 
-    Where `traced` and `halves` have symbolic sizes, `cut` was made with the numbers in `sizes`.
+    If `traced` and `halves` have symbolic sizes, `made` is a cut with the numbers in `sizes`.
     """
 
-    cut: jointcut.aot.stages.cut.Cut
-    traced: Traced
+    made: Runnable
+    traced: Trace
     halves: Halves
     sizes: Mapping[str, int]
 
     @classmethod
-    def of(cls, cut: jointcut.aot.stages.cut.Cut, platforms: Sequence[str]) -> Pair:
-        """A cut at the sizes that it was traced for."""
-        return cls(cut, cut.traced, cut.split.on(Backend.of(platforms)).halves, {})
+    def of(cls, made: Runnable, platforms: Sequence[str]) -> Pair:
+        """Return the pair of a cut, with the sizes that it was traced for."""
+        return cls(made, made.trace, made.split.on(Backend.of(platforms)).halves, {})
 
     @cached_property
     def alone(self) -> Joint:
@@ -78,8 +76,8 @@ class Pair:
 
     @property
     def again(self) -> Wrap:
-        """How the halves are differentiated once more."""
-        return self.cut._again
+        """The wrapper with which the halves are differentiated once more."""
+        return self.made.again
 
     @cached_property
     def constants(self) -> list[Any]:
@@ -87,7 +85,7 @@ class Pair:
         return list({constant_key(c): c for c in (*self.traced.consts, *self.alone.consts)}.values())
 
     def contract(self, platforms: tuple[str, ...], order: int, programs: Mapping[str, dict[str, Any]]) -> Contract:
-        """The contract of the pair; `programs` are its entries for each program."""
+        """Return the contract of the pair; `programs` are its entries for each program."""
         traced, options = self.traced, self.traced.options
         train = traced.program.is_train
         return Contract(
@@ -107,7 +105,7 @@ class Pair:
             sizes=dict(self.sizes),
             graph_signature=self.graph_signature,
             result_tree=_json_of(traced.program.results.tree),
-            plan=json.loads(planfile.dumps(self.cut.plan, self.cut.split.graph)),
+            plan=json.loads(planfile.dumps(self.made.split.plan, self.made.split.graph)),
             programs=dict(programs),
             versions=versions(),
         )
@@ -127,9 +125,9 @@ class Pair:
         return tuple(inputs)
 
     def _places(self) -> list[tuple[str, tuple[Size, ...]]]:
-        """The path of each leaf as text and as keys: `("args", 0, "w")`, `("kwargs", "mask")`.
+        """Return the path of each leaf as text and as keys: `("args", 0, "w")`, `("kwargs", "mask")`.
 
-        An array that a box holds as its only `value`, as Flax's variables do, has the path of the box.
+        An array that a box holds as its only `value`, as in Flax's variables, has the path of the box.
         """
         bound = self.traced.bound
         tree = bound.rebuild_places()
@@ -159,21 +157,21 @@ class Pair:
     @property
     def residuals(self) -> tuple[ResidualInput, ...]:
         """The inputs of the backward that come from the forward."""
-        saved = {s.value: s for s in self.cut.plan.saved}
-        avals = jaxprs.input_structs(self.halves.backward)
+        saved = {s.value: s for s in self.made.split.plan.saved}
+        avals = abstract.input_structs(self.halves.backward)
         pairs = zip(self.halves.residuals, avals, strict=False)  # cotangents follow in `avals`
         return tuple(self._residual(r, aval, saved.get(r.value)) for r, aval in pairs)
 
     def _residual(self, residual: Residual, aval: Any, saved: Saved | None) -> ResidualInput:
-        """The description of a residual; `saved` is the plan's entry for it."""
+        """Return the description of a residual; `saved` is the plan's entry for it."""
         index, consts = residual.index, self.traced.consts
         if residual.kind == "input" and index < len(consts):
             index = next(i for i, c in enumerate(self.constants) if constant_key(c) == constant_key(consts[index]))
         elif residual.kind == "input":
             index += len(self.constants) - len(consts)
         prefix = "primals" if residual.kind == "input" else residual.kind
-        value = self.cut.split.graph.values[residual.value]
-        stacked = numbers(aval.shape[: len(aval.shape) - len(value.shape)], self.sizes)  # in segments, some steps alone
+        value = self.made.split.schedule.graph.values[residual.value]
+        stacked = numbers(aval.shape[: len(aval.shape) - len(value.shape)], self.sizes)  # in segments, only some steps
         return ResidualInput.like(
             aval,
             name=f"{prefix}_{index + 1}",
@@ -190,7 +188,7 @@ class Pair:
     def tangents(self) -> tuple[Tangent, ...]:
         """The cotangents that the backward takes, one for each output that can carry one."""
         carrying = [o for o, carries in zip(self.outputs, self.traced.program.carries, strict=True) if carries]
-        avals = jaxprs.input_structs(self.halves.backward)[len(self.halves.residuals) :]
+        avals = abstract.input_structs(self.halves.backward)[len(self.halves.residuals) :]
         pairs = zip(carrying, avals, strict=True)
         return tuple(Tangent.like(a, name=f"tangents_{i + 1}", of=o.name) for i, (o, a) in enumerate(pairs))
 
@@ -234,7 +232,7 @@ class Pair:
 
 
 def argument_keys(tree: Any, dynamic: Sequence[int]) -> list[tuple[Size, ...]]:
-    """The keys of each leaf of `(args, kwargs)`; `dynamic` are the positions of the arguments that are not static."""
+    """Return the keys of each leaf of `(args, kwargs)`; `dynamic` are the positions of the dynamic arguments."""
     leaves, _ = tree_flatten_with_path(tree)
     paths = []
     for (half, first, *rest), _ in leaves:
@@ -246,7 +244,7 @@ def argument_keys(tree: Any, dynamic: Sequence[int]) -> list[tuple[Size, ...]]:
 
 
 def boxed(paths: Sequence[Any]) -> list[bool]:
-    """Whether each JAX path ends with the attribute `value` of an object that holds nothing else."""
+    """Return, for each JAX path, whether it ends with the attribute `value` of an object that holds nothing else."""
     leaves_below = Counter(keys[:n] for keys in paths for n in range(len(keys)))
     return [bool(keys) and keys[-1] == GetAttrKey(BOXED) and leaves_below[keys[:-1]] == 1 for keys in paths]
 
@@ -260,7 +258,7 @@ def _plain_spec(keys: Sequence[tuple[Size, ...]]) -> Any:
 
 
 def _json_of(tree: Any) -> str | None:
-    """The JSON form of a tree, None where its classes have none."""
+    """Return the JSON form of a tree; None if its classes have none."""
     try:
         return Tree(tree).to_json()
     except RecordError:
@@ -268,7 +266,7 @@ def _json_of(tree: Any) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """The versions of jointcut, jax, jaxlib and Python; `unknown` for a package that is not installed."""
+    """Return the versions of jointcut, jax, jaxlib and Python; `unknown` for a package that is not installed."""
     numbers = {"python": platform.python_version()}
     for name in ("jointcut", "jax", "jaxlib"):
         try:

@@ -1,10 +1,10 @@
-"""Hold hooks, and tell which of them can be traced.
+"""Hold hooks, traced into programs or called back.
 
 Files, in reading order:
 
-    looks: Tell whether a hook can be traced into a program, or must be called back.
-    hook: Hold the functions that are called with cotangents, and check what they return.
-    saving: Hold two functions that what is saved passes through: one where it is kept, one where it is read.
-    spilling: Keep what the backward needs in files: written as soon as it is made, memory-mapped where it is read.
-    traced: Call hooks in programs that JAX traces: in `aot.function`, `jax.grad` and `jax.jit`.
+    closures: Read the variables that a hook's function closes over, so that equal hooks share a program.
+    hook: Hold the functions that are called with cotangents, and check their results.
+    saved_arrays: Hold two functions that saved arrays pass through: one where they are kept, one where they are read.
+    spilling: Keep residuals in files: written as soon as they are made, memory-mapped where they are read.
+    in_programs: Call hooks in programs that JAX traces: in `aot.function`, `jax.grad` and `jax.jit`.
 """

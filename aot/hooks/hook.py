@@ -1,4 +1,4 @@
-"""Hold the functions that are called with cotangents, and check what they return."""
+"""Hold the functions that are called with cotangents, and check their results."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.hooks.looks import arrays_read, can_be_traced, described, identity, reading
+from jointcut.aot.hooks.closures import arrays_read, described, identity, reading
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.program import jaxprs
-from jointcut.wrappers.table import Table
 
 #: The kinds of hooks, as messages name them.
 KINDS = ("on_cotangent", "pre_hook", "post_hook", "post_accumulate", "unpack")
-
-#: What was found of functions for some types, with the function, since its key is made of the ids of what it reads.
-_LOOKS: Table[tuple[bool, Any]] = Table(1024)
 
 
 class Hook:
@@ -27,44 +22,48 @@ class Hook:
     In `aot.function` it is always called back, so that `remove` has an effect on compiled programs too.
 
     Attributes:
-        function: what is called.
+        function: the function that is called.
+        traced: whether it is part of the program (see `aot.on_cotangent`), as a function of `jax.jit` always is.
         removed: whether it was removed; a removed hook is not called any more.
+        can_be_removed: whether somebody may hold it and remove it; false for a hook made from a plain function.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, traced: bool = False) -> None:
         """Make a hook of a function; raises `CallError` if it cannot be called."""
         if not callable(function):
             what = f"was given {type(function).__name__}, which cannot be called."
             raise CallError(message("aot.Hook", what, "Give a function of the cotangent."))
         self.function = function
+        self.traced = traced or isinstance(function, jax.stages.Wrapped)
         self.removed = False
+        self.can_be_removed = True
 
     def __repr__(self) -> str:
         """`<aot.Hook clip at train.py:12>`."""
         return f"<aot.Hook {described(self.function)}{', removed' * self.removed}>"
 
     def remove(self) -> None:
-        """Do not call it any more."""
+        """Call the hook no more."""
         self.removed = True
 
     @cached_property
     def key(self) -> Any:
-        """Equal for functions with the same code that read the same values, and arrays of the same types."""
+        """A key, equal for functions with the same code that read equal values, and arrays of equal types."""
         return identity(self.function)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a hook is called: with the values `types`, flat, in `trees`, one for each argument of the hook.
+    """A place where a hook is called: with the values `types`, flat, in `trees`, one for each argument of the hook.
 
     Attributes:
         kind: one of `KINDS`.
-        hook: what is called.
+        hook: the hook that is called.
         types: of its flat arguments.
         trees: of its arguments.
-        returns: the types of what it returns, flat.
-        out_tree: the tree of what it returns.
-        where: what it is set on, in words.
+        returns: the types of its result, flat.
+        out_tree: the tree of its result.
+        where: the object that it is set on, in words.
         outputs: the outputs of the node whose cotangents are the first arguments.
         partner: the node whose cotangents are the other arguments.
     """
@@ -84,19 +83,11 @@ class Place:
         """The hook as messages name it."""
         return described(self.hook.function)
 
-    @cached_property
+    @property
     def is_traced(self) -> bool:
         """Whether the hook is a part of the program; otherwise the program is left for it, and it is called back."""
-        if len(self.types) != sum(tree.num_leaves for tree in self.trees):  # what was packed is not made of arrays
-            return False
-        function = self.hook.function
-
-        def look() -> tuple[bool, Any]:
-            structs = [jaxprs.struct(aval) for aval in self.types]
-            read = [jaxprs.struct(jax.typeof(x)) for x in self.read]
-            return can_be_traced(function, self.arguments(structs), read), function
-
-        return _LOOKS.of((self.hook.key, self.types, self.trees), look)[0]
+        are_arrays = len(self.types) == sum(tree.num_leaves for tree in self.trees)  # packed values: not always
+        return self.hook.traced and are_arrays
 
     @property
     def read(self) -> tuple[Any, ...]:
@@ -105,12 +96,12 @@ class Place:
 
     @cached_property
     def key(self) -> Any:
-        """What the program depends on: the function if it is traced, and the place."""
+        """The identity of the place for a program: it includes the function if that is traced."""
         function = self.hook.key if self.is_traced else None
         return self.kind, function, self.outputs, self.types, self.trees, self.returns
 
     def arguments(self, flat: Sequence[Any]) -> list[Any]:
-        """The arguments of the hook, in trees."""
+        """Return the arguments of the hook, in trees."""
         arguments, start = [], 0
         for tree in self.trees:
             arguments.append(jax.tree.unflatten(tree, flat[start : start + tree.num_leaves]))
@@ -118,7 +109,7 @@ class Place:
         return arguments
 
     def __call__(self, flat: Sequence[Any], read: Sequence[Any] = ()) -> list[Any]:
-        """Call the hook, and return the values that take the place of the first ones.
+        """Call the hook, and return the values that replace the first ones.
 
         `read` are arrays to read instead of those that it closes over.
 
@@ -133,8 +124,9 @@ class Place:
     def _checked(self, result: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(result)
         if tree != self.out_tree:
+            types = ", ".join(aval.str_short() for aval in self.returns)
             as_given = " in the tree that it is given" * (len(self.returns) > 1)
-            self._refuse(_shown(result), _types(self.returns) + as_given)
+            self._refuse(_shown(result), types + as_given)
         for leaf, aval in zip(leaves, self.returns, strict=True):
             is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
             if not is_array or leaf.shape != aval.shape or leaf.dtype != aval.dtype:
@@ -147,16 +139,16 @@ class Place:
         raise CallError(message(f"The hook {self.named}", what, cure))
 
 
-def hook_of(function: Any) -> Hook:
-    """The hook itself, or a hook of a function."""
-    return function if isinstance(function, Hook) else Hook(function)
+def hook_of(function: Any, *, traced: bool = False) -> Hook:
+    """Return the hook itself, or a hook of a function, which nobody can remove."""
+    if isinstance(function, Hook):
+        return function
+    made = Hook(function, traced=traced)
+    made.can_be_removed = False
+    return made
 
 
 def _shown(value: Any) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return jax.typeof(value).str_short()
     return f"a {type(value).__name__}"
-
-
-def _types(avals: Sequence[Any]) -> str:
-    return ", ".join(aval.str_short() for aval in avals)

@@ -1,13 +1,13 @@
-"""Keep what the backward needs in files: written as soon as it is made, memory-mapped where it is read.
+"""Keep residuals in files: written as soon as they are made, memory-mapped where they are read.
 
-A `Spill` is a form of what is saved, as a user's functions are (see `saving`). Its two functions are called back by the
-running halves, in loops at each step: no stack is ever whole in memory. An array waits as its number, four bytes.
+A `Spill` is a form of saved values, like a user's functions (see `saved_arrays`). Its two functions are called back by
+the running halves, in loops at each step: no stack is ever whole in memory. An array waits as its number, four bytes.
 
-Each run of a forward has a file of its own, of which all blocks are reserved before it starts: a full disk is an error
+Each run of a forward has a file of its own. All its blocks are reserved before the run starts: a full disk is an error
 then, and not a crash later. Files lie in a folder of this process, `jointcut-*`, in the folder that the user gave. Its
 file `lock` holds our mark, and the process locks it for as long as it lives. So a folder with the mark whose lock is
-free was left by a process that crashed, and the next one that spills removes it. Without `fcntl`, on Windows, nothing
-tells the two apart, and such a folder stays.
+free was left by a process that crashed, and the next process that spills removes it. Without `fcntl`, on Windows,
+nothing tells the two apart, and such a folder stays.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ import numpy as np
 
 from jointcut.partition.errors import SpillError, TraceError, message
 from jointcut.partition.figures import human_bytes
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract
 from jointcut.wrappers.mark import Mark, remove
 from jointcut.wrappers.record import Record
 
 if sys.platform != "win32":
     import fcntl
 
-#: Arrays of fewer bytes, in a loop those of one step, stay in memory: a file would take as much.
+#: Arrays of fewer bytes (in a loop, of one step) stay in memory: a file would take as much.
 LEAST_BYTES = 4096
 
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT} if sys.platform != "win32" else {errno.ENOSPC, errno.EFBIG}
@@ -50,18 +50,18 @@ _MARK = Mark("spill")
 
 @dataclass(frozen=True)
 class Spill(Record):
-    """The folder of `aot.function(spill=...)`, and what writes to it and reads from it."""
+    """The folder of `aot.function(spill=...)`, and the functions that write to it and read from it."""
 
     folder: str
 
     @cached_property
     def packing(self) -> SpillPacking:
-        """The folder as a form of what is saved."""
+        """The folder as a form of saved values."""
         return SpillPacking(Disk(self.folder))
 
 
 def read_spill(spill: Any) -> Spill | None:
-    """The folder of the option; raises `TraceError` for what is no path."""
+    """Return the folder of the option; raises `TraceError` if it is no path."""
     if spill is None or isinstance(spill, Spill):
         return spill
     if not isinstance(spill, str | os.PathLike) or not os.fspath(spill):
@@ -77,13 +77,13 @@ class SpillPacking:
     disk: Disk
 
     def pack(self, x: Any) -> Sequence[Any]:
-        """The number of the array once it is written; a small array as it is."""
+        """Return the number of the array once it is written; a small array is returned unchanged."""
         if not is_spilled(x):
             return [x]
         return [jax.pure_callback(self.disk.write, _NUMBER, x, vmap_method="sequential")]
 
     def unpack(self, aval: Any, arrays: Sequence[Any]) -> Any:
-        """The array of a number."""
+        """Return the array of a number."""
         (number,) = arrays
         if not is_spilled(aval):
             return number
@@ -91,16 +91,16 @@ class SpillPacking:
         return jax.pure_callback(partial(self.disk.read, struct), struct, number, vmap_method="sequential")
 
     def check(self, aval: Any, where: Callable[[], str]) -> None:
-        """What comes back is what was written."""
+        """Accept every array: files return it unchanged."""
 
 
 def is_spilled(aval: Any) -> bool:
-    """Whether an array of this type, in a loop that of one step, is written to a file."""
-    return jaxprs.is_plain(aval) and jaxprs.aval_bytes(aval) >= LEAST_BYTES
+    """Whether an array of this type (in a loop, the array of one step) is written to a file."""
+    return abstract.is_plain(aval) and abstract.aval_bytes(aval) >= LEAST_BYTES
 
 
 @dataclass(frozen=True)
-class _Place:
+class _InFile:
     """Where an array lies."""
 
     file: SpillFile
@@ -131,14 +131,14 @@ class SpillFile:
         self.end += size
 
     def write(self, x: np.ndarray, start: int) -> None:
-        """Write an array at a place that is reserved."""
+        """Write an array at a reserved place."""
         rest = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
         while rest:
             count = os.pwrite(self.descriptor, rest, start)
             rest, start = rest[count:], start + count
 
     def close(self) -> None:
-        """Remove the file, unless that was done; in a process that was forked it is another's."""
+        """Remove the file, unless that was done; in a forked process it belongs to another one."""
         if self.is_open and os.getpid() == self.process:
             self.disk.remove(self)
 
@@ -166,7 +166,7 @@ class Disk:
     _guard: Any = field(default_factory=threading.RLock, repr=False)  # a finalizer may run inside of it
     _own: tuple[Path, int] | None = None
     _files: list[SpillFile] = field(default_factory=list, repr=False)
-    _places: dict[int, _Place] = field(default_factory=dict, repr=False)
+    _places: dict[int, _InFile] = field(default_factory=dict, repr=False)
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
     _free: list[int] = field(default_factory=list, repr=False)
     _running: SpillFile | None = None
@@ -174,7 +174,7 @@ class Disk:
 
     @contextmanager
     def forward(self, name: str, size: int) -> Iterator[SpillFile]:
-        """A file for one run of the forward of a function, with blocks for `size` bytes.
+        """Open a file for one run of the forward of a function, with blocks for `size` bytes.
 
         Raises `SpillError`, and leaves nothing behind, where the folder has no room or cannot be written.
         """
@@ -209,10 +209,10 @@ class Disk:
         if error is not None:
             raise error
 
-    # ----------------------------------------------------------------------------- what the halves call back
+    # --------------------------------------------------------------------------------------------- called by the halves
 
     def write(self, x: Any) -> np.ndarray:
-        """Write an array; returns its number, or -1 where that failed, which the caller of the half is told."""
+        """Write an array, and return its number, or -1 if that failed, which the caller of the half is told."""
         x = np.asarray(x)
         try:
             with self._guard:
@@ -222,7 +222,7 @@ class Disk:
                 file.reserve(file.used - file.end)
                 number = self._free.pop() if self._free else next(self._numbers)
                 file.numbers.append(number)
-                self._places[number] = _Place(file, start)
+                self._places[number] = _InFile(file, start)
             file.write(x, start)
         except OSError as error:
             self._error = error
@@ -230,7 +230,7 @@ class Disk:
         return np.asarray(number, np.int32)
 
     def read(self, struct: Any, number: Any) -> np.ndarray:
-        """Map an array of a type; zeros where that failed, which the caller of the half is told."""
+        """Map an array of a type; zeros if that failed, and the caller of the half is told of the failure."""
         if number < 0:
             return np.zeros(struct.shape, struct.dtype)
         place = self._places[int(number)]
@@ -243,7 +243,7 @@ class Disk:
     # ------------------------------------------------------------------------------------------------ files
 
     def _new(self) -> SpillFile:
-        """An empty file in the folder of this process."""
+        """Return an empty file in the folder of this process."""
         with self._guard:
             own, _ = self._own = self._own or self._made()
             descriptor, name = -1, ""
@@ -277,7 +277,7 @@ class Disk:
             self._own = None
 
     def _made(self) -> tuple[Path, int]:
-        """A new folder of this process, and its locked file; folders of processes that crashed are removed."""
+        """Return a new folder of this process, and its locked file; folders of processes that crashed are removed."""
         for left in Path(self.folder).glob(f"{_PREFIX}*"):
             _remove_if_left(left)
         own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self.folder))
@@ -304,7 +304,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _marked(own: Path) -> int:
-    """Mark a new folder; returns its locked file. From then on another process may remove it, once that is free."""
+    """Mark a new folder, and return its locked file. Once the lock is free, another process may remove the folder."""
     descriptor = os.open(own / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         _lock(descriptor)

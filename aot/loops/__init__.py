@@ -1,7 +1,7 @@
 """Run loops backwards in memory that does not depend on how long they run.
 
-A loop is two jaxprs, `Parts`. The forward leaves checkpoints behind, and the reverse sweep runs again the steps between
-them. `Loop`, `Saving` and `Pull` tell JAX's transformations so, and are differentiable themselves.
+A loop is two jaxprs, `Parts`. The forward leaves checkpoints behind, and the reverse sweep runs the steps between them
+again. `Loop`, `Saving` and `Pull` are the calls that JAX's transformations see, and are differentiable themselves.
 
 Files, in reading order:
 
@@ -12,7 +12,6 @@ Files, in reading order:
     buffers: Prove that a loop writes an array row by row, so that its earlier states follow from the last one.
     sweep: Leave checkpoints behind while a loop runs, and run it back from them.
     rules: Differentiate a loop, to any order and in both modes.
-    fitting: Give the loops of a joint program other numbers of checkpoints, where nobody said how many there are.
     lanes: Say whether a program keeps the lanes of a mapped axis apart.
     plain: Let every `lax.while_loop` of a program run backwards, and so every `fori_loop` with dynamic bounds.
     functions: Trace the predicate and the body of a loop, and say where they do not fit each other.

@@ -1,12 +1,12 @@
 """Prove that a loop writes an array row by row, so that its earlier states follow from the last one.
 
-A loop that fills an array, one row in each step, would have the whole array in every checkpoint. Where the jaxpr shows
-that each row is written at most once, the array before any step is known without a checkpoint: the rows written so far
-are those of the last state, the others those of the first (Equinox's `buffers` takes this for granted).
+A loop that fills an array, one row in each step, would have the whole array in every checkpoint. Suppose the jaxpr
+shows that each row is written at most once. Then the array before any step is known without a checkpoint: rows that
+were written so far come from the last state, the others from the first (Equinox's `buffers` takes this for granted).
 
-The proof needs: the new array is the old one with one write, by `dynamic_update_slice` or a `scatter` of one row; the
-place of that write is a counter of the carry plus a constant (see `counters`), and never negative; the counter changes
-at least as far as the write reaches; and no write is moved to fit into the array.
+The proof has four conditions. The new array is the old one with one write, by `dynamic_update_slice` or a `scatter` of
+one row. The position of that write is a counter of the carry plus a constant (see `counters`), and never negative. The
+counter changes by at least as many rows as one write covers. And no write is moved to fit into the array.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from jax import lax
 
 from jointcut.aot.loops.counters import FOREVER, Counters
 from jointcut.aot.loops.parts import Parts
-from jointcut.partition.program.jaxprs import Atom, Equation
+from jointcut.partition.program.jax.jaxprs import Atom, Equation
 from jointcut.partition.program.sizes import is_symbolic
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """An array of the carry of which every step writes some rows that no other step writes.
+    """An array of the carry; every step writes some rows of it that no other step writes.
 
     Attributes:
         part: its place in the carry.
         axis: the axis of the rows.
         counter: the place in the carry of the counter.
         offset: the first row that a step writes, less the counter before the step.
-        change: what a step adds to the counter.
-        has_gaps: whether that is more than the rows of a step, so that rows between stay as they were.
+        change: the number that a step adds to the counter.
+        has_gaps: whether the change is larger than the rows of a step, so that rows between are not written.
     """
 
     part: int
@@ -45,13 +45,13 @@ class Buffer:
     has_gaps: bool = False
 
     def before(self, counter: Any, first: Any, last: Any) -> Any:
-        """The array before the step that begins with this counter, from its first and its last state."""
+        """Return the array before the step that begins with this counter, from its first and its last state."""
         return lax.select(self._is_done(counter, first), last, first)
 
     def cleared(self, start: Any, trips: Any, cotangent: Any) -> Any:
-        """The cotangent of the first state, from that of the last one, if the steps read nothing of the array.
+        """Return the cotangent of the first state, from the last one's, if the steps read nothing of the array.
 
-        The loop wrote rows in so many trips, from the counter `start` on, without gaps; they have no cotangent before.
+        The loop wrote rows in `trips` trips, from the counter `start` on, without gaps; they have no cotangent before.
         """
         moved = trips.astype(start.dtype) * abs(self.change)
         end = start + moved if self.change > 0 else start - moved
@@ -59,15 +59,15 @@ class Buffer:
         return lax.select(is_written, jnp.zeros_like(cotangent), cotangent)
 
     def _is_done(self, counter: Any, like: Any) -> Any:
-        """Which elements lie in rows that are written before the step that begins with this counter."""
-        far = like.shape[self.axis] + abs(self.offset) + abs(self.change)  # from where on no more can be told
+        """Return which elements lie in rows that are written before the step that begins with this counter."""
+        far = like.shape[self.axis] + abs(self.offset) + abs(self.change)  # beyond it all counters are alike
         counter = jnp.minimum(counter, min(far, jnp.iinfo(counter.dtype).max)).astype(jnp.int32)
         row = lax.broadcasted_iota(jnp.int32, like.shape, self.axis)
         return row < counter + self.offset if self.change > 0 else row >= counter + (self.offset - self.change)
 
 
 def buffers(parts: Parts, counters: Counters) -> dict[int, Buffer]:
-    """The arrays of a loop's carry that are written row by row, by their places."""
+    """Return the arrays of a loop's carry that are written row by row, by their places."""
     if counters.body.consts:
         return {}
     found = (_buffer(part, aval.shape, parts.num_consts, counters) for part, aval in enumerate(parts.carry))
@@ -75,12 +75,12 @@ def buffers(parts: Parts, counters: Counters) -> dict[int, Buffer]:
 
 
 def without_gaps(found: Mapping[int, Buffer]) -> set[int]:
-    """The places of the arrays whose cotangents may be cleared of all written rows at once (`Buffer.cleared`)."""
+    """Return the places of arrays whose cotangents may be cleared of all written rows at once (`Buffer.cleared`)."""
     return {part for part, buffer in found.items() if not buffer.has_gaps}
 
 
 def _buffer(part: int, shape: tuple[Any, ...], num_consts: int, counters: Counters) -> Buffer | None:
-    """The proof for one array of the carry, None where there is none."""
+    """Prove that an array of the carry is a buffer; None where that fails."""
     eqn = counters.body.maker(counters.body.outputs[part])
     if eqn is None or eqn.invars[0] is not counters.inputs[num_consts + part]:
         return None
@@ -99,14 +99,14 @@ def _buffer(part: int, shape: tuple[Any, ...], num_consts: int, counters: Counte
 
 
 def _slice_written(eqn: Equation) -> tuple[int, int, Atom, bool] | None:
-    """Of a `dynamic_update_slice`: the axis, the rows, the place of the first, and that the slice is moved to fit."""
+    """Read a `dynamic_update_slice`: the axis, the number of rows, the first row, and that it is moved to fit."""
     old, new = (_type(v).shape for v in eqn.invars[:2])
     axes = [i for i, (n, m) in enumerate(zip(old, new, strict=True)) if n != m]
     return (axes[0], new[axes[0]], eqn.invars[2 + axes[0]], True) if len(axes) == 1 else None
 
 
 def _row_written(eqn: Equation) -> tuple[int, int, Atom, bool] | None:
-    """The same of a `scatter` that sets one row; by most modes a row outside of the array is dropped, not moved."""
+    """Read a `scatter` that sets one row, in the same way; most modes drop a row outside of the array."""
     if eqn.primitive.name != "scatter":
         return None
     shape, places, row = (_type(v).shape for v in eqn.invars)

@@ -1,8 +1,8 @@
 """Prove where the counters of a loop begin, how they change, and how many trips they allow.
 
 A counter is a whole number of the carry to which every step adds the same number. Whole numbers wrap around at the ends
-of their type: after 127 an `int8` is -128. So nothing is said of a counter whose sums may leave their type, on the way
-from one step to the next or on the way to an index.
+of their type: after 127 an `int8` is -128. So a number is no counter if its sums may leave their type, on the way from
+one step to the next or on the way to an index.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import jax
 import numpy as np
 
 from jointcut.aot.loops.parts import Parts
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.jaxprs import Atom, Equation, Literal
+from jointcut.partition.program.jax import abstract, jaxprs, runtime
+from jointcut.partition.program.jax.jaxprs import Atom, Equation, Literal
+from jointcut.partition.program.primitives import SAME_NUMBERS
 from jointcut.partition.rewrite import simplify
 
 #: No loop that runs backwards makes more trips: they are counted in 32 bits.
 FOREVER = 2**30
 
-_SAME_NUMBER = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze")
 _SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
@@ -33,7 +33,7 @@ class Counter:
 
     Attributes:
         part: its place in the carry.
-        change: what a step adds to it.
+        change: the number that a step adds to it.
         least: no step begins with a smaller value.
         most: no step begins with a larger one.
     """
@@ -46,10 +46,10 @@ class Counter:
 
 @dataclass(frozen=True)
 class Counters:
-    """The counters of a loop, and how many trips it makes at most, None where that is not known.
+    """The counters of a loop, and the most trips it makes, None where that is not known.
 
-    `is_exact` says that it makes just so many. `body` and `inputs` are its body while it is read, and the variables of
-    constants and carry.
+    `is_exact` says that it makes exactly that number. `body` and `inputs` are its body while it is read, and the
+    variables of constants and carry.
     """
 
     each: Sequence[Counter]
@@ -60,7 +60,7 @@ class Counters:
 
     @classmethod
     def of(cls, parts: Parts, known: Mapping[int, int]) -> Counters:
-        """Read a loop; `known` are the values of inputs that are known, by their places among constants and carry."""
+        """Read a loop; `known` are the known values of inputs, by their places among constants and carry."""
         loop = _Loop(parts, known)
         bounds = [n for p in loop.parts if (n := loop.trips(p)) is not None]
         trips = min(bounds, default=None)
@@ -69,7 +69,7 @@ class Counters:
         return cls([counter for counter in found if counter is not None], trips, is_exact, loop.body, loop.inputs)
 
     def places(self, atom: Atom) -> Iterator[tuple[Counter, int]]:
-        """The counters that a number in the body follows, and by how much it is more than the counter."""
+        """Yield the counters that a number in the body follows, and the difference of the number from each."""
         count = len(self.inputs) - len(self.body.outputs)
         for counter in self.each:
             offset = self.body.offset(atom, self.inputs[count + counter.part], counter.least, counter.most)
@@ -88,20 +88,20 @@ class Reader:
         self._numbers = {self.inputs[i]: n for i, n in numbers.items()}
 
     def maker(self, atom: Atom) -> Equation | None:
-        """The equation that makes a value, None for inputs and literals."""
+        """Return the equation that makes a value, None for inputs and literals."""
         return None if isinstance(atom, Literal) else self._makers.get(atom)
 
     def number(self, atom: Atom) -> int | None:
-        """The value of a number that is known, None of any other."""
+        """Return the value of a known number, None for any other."""
         eqn = self.maker(atom)
         if eqn is not None:
-            found = self.number(eqn.invars[0]) if eqn.primitive.name in _SAME_NUMBER else None
+            found = self.number(eqn.invars[0]) if eqn.primitive.name in SAME_NUMBERS else None
         else:
             found = number_in(atom) if isinstance(atom, Literal) else self._numbers.get(atom)
         return found if found is None or _fits(atom, found, found) else None
 
     def offset(self, atom: Atom, counter: Any, least: int, most: int) -> int | None:
-        """By how much a number is more than the counter, if by the same for each value from `least` to `most`."""
+        """Return the difference of a number from the counter, if the same for each value from `least` to `most`."""
         if atom is counter:
             return 0
         eqn, found = self.maker(atom), None
@@ -116,12 +116,12 @@ class Reader:
         elif name == "select_n":
             which = self._choice(operands[0], counter, least, most)
             found = None if which is None else self.offset(operands[1 + which], counter, least, most)
-        elif name in _SAME_NUMBER:
+        elif name in SAME_NUMBERS:
             found = self.offset(operands[0], counter, least, most)
         return found if found is None or _fits(atom, least + found, most + found) else None
 
     def _choice(self, predicate: Atom, counter: Any, least: int, most: int) -> int | None:
-        """Which operand a `select_n` takes, if the same for each value: a negative index counts from the end."""
+        """Return the operand of a `select_n`, if the same for each value: a negative index counts from the end."""
         eqn = self.maker(predicate)
         if eqn is None or eqn.primitive.name != "lt":
             return None
@@ -134,12 +134,12 @@ class Reader:
     def is_one_test(self) -> bool:
         """Whether the first output is one comparison."""
         eqn = self.maker(self.outputs[0])
-        while eqn is not None and eqn.primitive.name in _SAME_NUMBER:
+        while eqn is not None and eqn.primitive.name in SAME_NUMBERS:
             eqn = self.maker(eqn.invars[0])
         return eqn is not None and eqn.primitive.name in _SWAPPED
 
     def limits(self, counter: Any) -> Iterator[tuple[str, int]]:
-        """The comparisons of an input with known numbers of which all must hold for the first output to be true."""
+        """Yield comparisons of an input with known numbers; the first output is true only if all of them hold."""
         ends = _ends(counter)
         work = [self.outputs[0]] if ends is not None else []
         while work:
@@ -147,7 +147,7 @@ class Reader:
             if eqn is None or ends is None:
                 continue
             name = eqn.primitive.name
-            if name == "and" or (name in _SAME_NUMBER and _dtype(eqn.invars[0]) == np.bool_):
+            if name == "and" or (name in SAME_NUMBERS and _dtype(eqn.invars[0]) == np.bool_):
                 work += eqn.invars
             elif name in _SWAPPED:
                 one, other = eqn.invars
@@ -159,7 +159,7 @@ class Reader:
 
 
 class _Loop:
-    """A loop, while its counters are looked for among the whole numbers of its carry, the places `parts`."""
+    """A loop, while its counters are searched among the whole numbers of its carry, the places `parts`."""
 
     def __init__(self, parts: Parts, known: Mapping[int, int]) -> None:
         self.count, self.known = parts.num_consts, known
@@ -173,7 +173,7 @@ class _Loop:
         self.parts = [p for p, aval in carry if aval.shape == () and _ends(self.inputs[self.count + p]) is not None]
 
     def trips(self, part: int) -> int | None:
-        """How many trips the predicate allows by this counter, None where it does not say."""
+        """Return the number of trips that the predicate allows by this counter, None where it does not say."""
         first, change = self.first(part), self.change(part)
         if first is None or not change:
             return None
@@ -185,7 +185,7 @@ class _Loop:
         return trips if self.counter(part, trips) is not None else None
 
     def counter(self, part: int, trips: int) -> Counter | None:
-        """The counter of a loop that makes at most so many trips; None where it is none, or may wrap around."""
+        """Return the counter of a loop that makes at most `trips` trips; None if it is none, or may wrap around."""
         first, change = self.first(part), self.change(part)
         if not change:
             return None
@@ -205,12 +205,12 @@ class _Loop:
         return least <= most and self.body.offset(self.body.outputs[part], inner, least, most) == change
 
     def first(self, part: int) -> int | None:
-        """The first value, None where it is not known."""
+        """Return the first value, None where it is not known."""
         found = self.known.get(self.count + part)
         return found if found is not None and _fits(self.inputs[self.count + part], found, found) else None
 
     def change(self, part: int) -> int | None:
-        """What the first step adds, or one from the least value that the predicate allows."""
+        """Return the number that the first step adds, or a step from the least value that the predicate allows."""
         first = self.first(part)
         start = self.bounds(part)[0] if first is None else first
         if math.isinf(start):
@@ -218,7 +218,7 @@ class _Loop:
         return self.body.offset(self.body.outputs[part], self.inputs[self.count + part], int(start), int(start))
 
     def bounds(self, part: int) -> tuple[float, float]:
-        """The least value that the predicate allows, and the least that it does not allow above; or infinities."""
+        """Return the least value that the predicate allows, and the least one above that it refuses; or infinities."""
         limits = list(self.cond.limits(self.cond.inputs[self.count + part]))
         bottom = max((n + (name == "gt") for name, n in limits if name in ("gt", "ge")), default=-math.inf)
         top = min((n + (name == "le") for name, n in limits if name in ("lt", "le")), default=math.inf)
@@ -230,7 +230,7 @@ def _dtype(atom: Any) -> Any:
 
 
 def _ends(atom: Any) -> tuple[int, int] | None:
-    """The least and the largest number of an atom's type, None where that is not of whole numbers."""
+    """Return the least and the largest number of an atom's type, None if that is not a type of whole numbers."""
     dtype = _dtype(atom)
     if dtype is None or not isinstance(dtype, np.dtype) or not np.issubdtype(dtype, np.integer):
         return None
@@ -243,13 +243,13 @@ def _fits(atom: Any, least: int, most: int) -> bool:
 
 
 def number_in(literal: Any) -> int | None:
-    """The number of an integer literal, None of anything else."""
+    """Return the number of an integer literal, None for anything else."""
     if not isinstance(literal, Literal) or not np.issubdtype(np.asarray(literal.val).dtype, np.integer):
         return None
     return int(literal.val)
 
 
 def known_numbers(values: Sequence[Any]) -> dict[int, int]:
-    """The integers among some values that are no tracers, by their places."""
-    plain = ((i, x) for i, x in enumerate(values) if not jaxprs.is_tracer(x) and jaxprs.is_plain(jax.typeof(x)))
+    """Return the integers among some values that are no tracers, by their places."""
+    plain = ((i, x) for i, x in enumerate(values) if not runtime.is_tracer(x) and abstract.is_plain(jax.typeof(x)))
     return {i: int(x) for i, x in plain if np.shape(x) == () and np.issubdtype(jax.typeof(x).dtype, np.integer)}

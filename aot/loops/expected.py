@@ -1,6 +1,6 @@
 """Tell how often a loop is expected to run.
 
-The number stands in the name stack, so that it reaches the loops of libraries as well.
+The number is kept in the name stack, so that it reaches the loops of libraries as well.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _TRIPS = re.compile(re.escape(TRIPS_SCOPE) + r"(\d+)")
 def trips(count: int) -> AbstractContextManager[object]:
     """Say how often the loops that are traced under it are expected to run.
 
-    It changes no result. The cost model takes the loops to run so often, where it would else count one trip: in
-    reports, in plans, and in the search for a budget. A loop that says nothing about its memory keeps so many
-    checkpoints at most; where it runs more often, its steps run again more often. The innermost number counts. Raises
-    `CallError` for what is no whole number.
+    It changes no result. The cost model counts that number of trips, where it would else count one: in reports, in
+    plans, and in the search for a budget. A loop without a `memory` of its own keeps at most that number of
+    checkpoints. If it runs more often, its steps run again more often. The innermost number counts. Raises `CallError`
+    for anything but a whole number.
 
     >>> from jax import lax
     >>> def root(a):
@@ -38,6 +38,6 @@ def trips(count: int) -> AbstractContextManager[object]:
 
 
 def expected_trips(scope: str) -> int | None:
-    """The number that a name stack tells, None where it tells none."""
+    """Return the number in a name stack, None where it has none."""
     found = _TRIPS.findall(scope)
     return int(found[-1]) if found else None

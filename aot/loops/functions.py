@@ -15,15 +15,15 @@ from jointcut.aot.loops.counters import known_numbers
 from jointcut.aot.loops.parts import Parts
 from jointcut.aot.loops.plain import looped
 from jointcut.partition.errors import TraceError, message
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.cells import call_text
+from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects
 
 
 @dataclass(frozen=True)
 class TracedLoop:
     """A loop of flat arrays: its parts, the constants they take first, the first carry, and the tree of the carry.
 
-    `name` is that of the body, for errors. `known` are the integers among constants and carry whose value is known.
+    `name` is the name of the body, for errors. `known` are the known integers among constants and carry.
     """
 
     parts: Parts
@@ -42,9 +42,9 @@ def traced_loop(
     depth: int = 0,
     called: str = "body_fun",
 ) -> TracedLoop:
-    """Trace both functions. Raises `TraceError`, which blames the user's function `blamed` for what the body does.
+    """Trace both functions. Raises `TraceError`, which blames the user's function `blamed` for the body's errors.
 
-    `depth` is how many keys the user's carry lies below that of the body, and `called` the argument that `blamed` is.
+    `depth` is how many keys the user's carry lies below the body's carry. `called` is the argument that holds `blamed`.
     """
     for name, function in (("cond_fun", cond_fun), (called, blamed)):
         if not callable(function):
@@ -60,7 +60,7 @@ def traced_loop(
     consts = _same([*_consts(cond), *_consts(out)])
     for name, closed in ((place_of("cond_fun", cond_fun), cond), (where, out)):
         for const in _consts(closed):
-            if jaxprs.is_reference(jax.typeof(const)):
+            if abstract.is_reference(jax.typeof(const)):
                 cure = "Carry its value, and write it to the reference after the loop."
                 what = "reads or writes a jax.Ref from outside of the loop."
                 raise TraceError(message(name, what, cure))
@@ -71,7 +71,7 @@ def traced_loop(
 
 
 def place_of(name: str, function: Callable[..., Any]) -> str:
-    """What to call a function in an error: the argument it was passed as, and where it is defined."""
+    """Return the name of a function in an error: the argument it was passed as, and where it is defined."""
     inner = inspect.unwrap(getattr(function, "func", function))
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     if code is None:
@@ -85,7 +85,7 @@ def _check_arrays(init: Any, depth: int) -> None:
             aval = jax.typeof(leaf)
         except TypeError:
             aval = None
-        if aval is None or not hasattr(aval, "shape") or jaxprs.is_reference(aval):
+        if aval is None or not hasattr(aval, "shape") or abstract.is_reference(aval):
             cure = "Carry arrays and numbers only; close over everything else."
             raise TraceError(
                 message(f"init{keystr(keys[depth:])}", f"is of type {type(leaf).__name__}, not an array.", cure)
@@ -95,7 +95,7 @@ def _check_arrays(init: Any, depth: int) -> None:
 def _traced_body(
     function: Callable[[Any], Any], where: str, init: Any, leaves: list[Any], depth: int
 ) -> tuple[Any, list[Any]]:
-    """The jaxpr of the body, and the first carry with the dtypes to which the body promotes Python numbers."""
+    """Return the jaxpr of the body, and the first carry with the dtypes to which the body promotes Python numbers."""
     tree = jax.tree.structure(init)
 
     def flat(*xs: Any) -> Any:
@@ -105,7 +105,7 @@ def _traced_body(
 
     differs: list[str] = []
     closed = jax.make_jaxpr(flat)(*map(_struct, leaves))
-    if differs:  # said here, since JAX adds notes to what is raised above
+    if differs:  # said here, since JAX adds notes to errors that are raised above
         raise TraceError(message(where, differs[0], "Return a carry of the same structure."))
     avals = _out_avals(closed)
     widened = [promoted(x, aval) for x, aval in zip(leaves, avals, strict=True)]
@@ -121,7 +121,7 @@ def _traced_body(
 
 
 def promoted(x: Any, aval: Any) -> Any:
-    """A first value that came from a Python number, in the dtype that the body makes of it."""
+    """Return a first value that came from a Python number, in the dtype that the body gives it."""
     given: Any = jax.typeof(x)
     if not given.weak_type or given.shape != aval.shape or (given.dtype == aval.dtype and aval.weak_type):
         return x
@@ -148,7 +148,7 @@ def _traced_cond(function: Callable[[Any], Any], tree: Any, leaves: Sequence[Any
 
 
 def _structures(init: Any, out: Any, depth: int) -> str:
-    """Where the structure of the new carry first differs from that of the old."""
+    """Return where the structure of the new carry first differs from the old one's."""
     old, new = ([keystr(keys[depth:]) for keys, _ in tree_flatten_with_path(tree)[0]] for tree in (init, out))
     for path in old:
         if path and path not in new:
@@ -160,7 +160,7 @@ def _structures(init: Any, out: Any, depth: int) -> str:
 
 
 def _struct(x: Any) -> Any:
-    return jaxprs.struct(jax.typeof(x))
+    return abstract.struct(jax.typeof(x))
 
 
 def _type_text(aval: Any) -> str:
@@ -176,20 +176,20 @@ def _consts(closed: Any) -> list[Any]:
 
 
 def _same(values: Sequence[Any]) -> list[Any]:
-    """The values, each object once."""
+    """Return the distinct objects among some values."""
     return list({id(x): x for x in values}.values())
 
 
 def _lifted(closed: Any, consts: Sequence[Any], avals: Sequence[Any], outs: Sequence[Any] | None) -> Any:
-    """The jaxpr as one of all constants and the carry, which returns arrays of the types `outs`."""
+    """Return the jaxpr with all constants and the carry as inputs, which returns arrays of the types `outs`."""
     place = {id(const): i for i, const in enumerate(consts)}
     jaxpr, own = jaxprs.opened(closed)
-    open_ = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+    open_ = jaxprs.constants_first(jaxpr)
 
     def flat(*xs: Any) -> list[Any]:
-        results = jaxprs.evaluate(open_, *(xs[place[id(c)]] for c in own), *xs[len(consts) :])
+        results = runtime.evaluate(open_, *(xs[place[id(c)]] for c in own), *xs[len(consts) :])
         if outs is None:
             return results
-        return [jaxprs.typed(x, a) if jaxprs.is_plain(a) else x for x, a in zip(results, outs, strict=True)]
+        return [abstract.typed(x, a) if abstract.is_plain(a) else x for x, a in zip(results, outs, strict=True)]
 
-    return jaxprs.pure(jax.make_jaxpr(flat)(*map(jaxprs.struct, avals)))
+    return side_effects.pure(jax.make_jaxpr(flat)(*map(abstract.struct, avals)))

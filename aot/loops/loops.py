@@ -17,11 +17,11 @@ from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts
 from jointcut.aot.loops.rules import Loop
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, runtime, user_source
 
 
 class Stacked(NamedTuple):
-    """What `while_loop_stack_output` returns.
+    """The result of `while_loop_stack_output`.
 
     Attributes:
         carries: the carry after each trip, stacked; zeros behind the last.
@@ -55,13 +55,14 @@ def while_loop(
         cond_fun: a function of the carry that returns one boolean.
         body_fun: a function of the carry that returns the next, of the same structure, shapes and dtypes.
         init: the first carry, any tree of arrays; integers, booleans and random keys among them are carried along.
-        max_trips: how many trips the loop makes at most, where that is known. Where the loop makes more, `CallError` is
+        max_trips: the most trips that the loop makes, where that is known. If the loop makes more, `CallError` is
             raised if it is called outside of all of JAX's transformations. Inside, results and gradients are
             right nevertheless, and the backward takes longer.
-        memory: what reverse mode may keep: a number of checkpoints; bytes, as a text such as `"64MiB"`; `"stack"`,
-            which is `max_trips` checkpoints; `"sqrt"`, their square root. By default as many as the loop makes trips,
-            where that is known: by `max_trips`, by a predicate that compares a counter with a known number, or by
-            `aot.trips`; within 64 MiB. Else what fits into 2 MiB. At least 16 by bytes, and at most 1024.
+        memory: the memory of reverse mode: a number of checkpoints; bytes, as a text such as `"64MiB"`; `"stack"`,
+            which is `max_trips` checkpoints; `"sqrt"`, their square root. By default there are as many checkpoints as
+            trips, within 64 MiB, if the number of trips is known: by `max_trips`, by a predicate that compares a
+            counter with a known number, or by `aot.trips`. Else there are as many as fit into 2 MiB. Bytes give at
+            least 16 checkpoints, and at most 1024.
 
     >>> def halved(x):
     ...     return while_loop(lambda x: x > 1.0, lambda x: x / 2, x)
@@ -71,7 +72,7 @@ def while_loop(
     _check_trips(max_trips, is_needed=False)
     loop = traced_loop(cond_fun, body_fun, init, body_fun)
     program = _program(loop, loop.parts, max_trips, memory)
-    if max_trips is None or jaxprs.tracing():
+    if max_trips is None or runtime.tracing():
         return jax.tree.unflatten(loop.tree, program(*loop.consts, *loop.init))
     counting = _program(loop, loop.parts.counted(), max_trips, memory)
     *out, trips = counting(*loop.consts, *loop.init, jnp.int32(0))
@@ -101,7 +102,7 @@ def fori_loop(
         np.asarray(n, kind) if isinstance(n, numbers.Integral) else jnp.asarray(n, kind) for n in (lower, upper)
     )
     loop = traced_loop(lambda c: c[0] < end, lambda c: (c[0] + 1, body_fun(*c)), (start, init), body_fun, 1)
-    if max_trips is not None and not jaxprs.tracing():
+    if max_trips is not None and not runtime.tracing():
         _refuse(loop, max(int(end) - int(start), 0), max_trips)
     out = _program(loop, loop.parts, max_trips, memory)(*loop.consts, *loop.init)
     return jax.tree.unflatten(loop.tree, out)[1]
@@ -126,20 +127,20 @@ def while_loop_stack_output(
 
     def trip(carry: list[Any], _: None) -> tuple[list[Any], Any]:
         *carry, waits = once(*consts, *carry, jnp.bool_(True))
-        rows = [jnp.where(waits, jnp.zeros_like(x), x) if jaxprs.is_plain(jax.typeof(x)) else x for x in carry]
+        rows = [jnp.where(waits, jnp.zeros_like(x), x) if abstract.is_plain(jax.typeof(x)) else x for x in carry]
         return carry, (rows, ~waits)
 
     carry, (rows, made) = lax.scan(trip, loop.init, length=max_trips)
     rest = parts.counted().run(*map(lax.stop_gradient, [*consts, *carry]), jnp.int32(0))[-1]
     trips = jnp.sum(made, dtype=jnp.int32) + rest
-    if not jaxprs.tracing():
+    if not runtime.tracing():
         _refuse(loop, trips, max_trips)
     return Stacked(jax.tree.unflatten(loop.tree, rows), trips, rest > 0)
 
 
 def _program(loop: TracedLoop, parts: Parts, max_trips: int | None, memory: int | str | None) -> Loop:
-    carry_bytes = sum(jaxprs.aval_bytes(aval) for aval in loop.parts.carry)
-    trips = expected_trips(jaxprs.scope_here())
+    carry_bytes = sum(abstract.aval_bytes(aval) for aval in loop.parts.carry)
+    trips = expected_trips(user_source.scope_here())
     return Loop(parts, Memory.read(memory, max_trips, carry_bytes), loop.name, loop.known, trips)
 
 

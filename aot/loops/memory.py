@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jointcut.aot.choices.limits import limit
+from jointcut.aot.options.limits import limit
 from jointcut.partition.errors import BudgetError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract
 from jointcut.partition.program.sizes import is_symbolic
 
-#: Bytes of checkpoints where nobody says: of a loop that is known to run often enough to fill them, and of any other.
+#: Default bytes of checkpoints: of a loop that is known to run often enough to fill them, and of any other.
 #: All are allocated and cleared before the first step, and most loops that end by themselves end soon.
 FILLED_BYTES, DEFAULT_BYTES = 64 * 2**20, 2 * 2**20
-FEWEST, MOST = 16, 1024  # checkpoints, where nobody says
+FEWEST, MOST = 16, 1024  # checkpoints, by default
 _CURE = (
     "Give a number of checkpoints (an int), bytes (a text such as '64MiB'), 'stack' or 'sqrt' (both with max_trips), "
     "or leave memory out."
@@ -32,14 +32,14 @@ _CURE = (
 
 @dataclass(frozen=True)
 class Memory:
-    """How many checkpoints a loop may keep, of which exactly one field says.
+    """How many checkpoints a loop may keep; at most one of `checkpoints` and `num_bytes` is set.
 
     Attributes:
-        checkpoints: so many.
-        num_bytes: as many as fit into so many bytes, with the row that the reverse sweep needs beside them.
+        checkpoints: the number of checkpoints.
+        num_bytes: the bytes that the checkpoints may take, with the spare row of the reverse sweep.
         most: no more than this, because the loop makes no more trips; None if that is not known.
-        expected: no more than this, because the loop is expected to make so many trips; it may make more. None if
-            nothing is expected. It says nothing where `checkpoints` does.
+        expected: no more than this, because the loop is expected to make this number of trips; it may make more. None
+            if nothing is expected. It has no effect where `checkpoints` is set.
     """
 
     checkpoints: int | None = None
@@ -83,25 +83,21 @@ class Memory:
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody said how many checkpoints there are."""
+        """Whether the user gave no number of checkpoints."""
         return self.checkpoints is None and self.num_bytes is None
 
-    def within(self, num_bytes: int) -> Memory:
-        """So many bytes for checkpoints, for as many trips."""
-        return Memory(num_bytes=num_bytes, most=self.most, expected=self.expected)
-
     def fixed(self, slots: int) -> Memory:
-        """So many checkpoints, for as many trips."""
+        """Return a memory of `slots` checkpoints, for as many trips."""
         return Memory(slots, most=self.most)
 
     def bounded(self, most: int | None, expected: int | None) -> Memory:
-        """The same memory of a loop that makes at most so many trips, and is expected to make so many."""
+        """Return the same memory of a loop that makes at most `most` trips, and is expected to make `expected`."""
         bounds = [n for n in (self.most, most) if n is not None]
         return replace(self, most=min(bounds, default=None), expected=self.expected if expected is None else expected)
 
     def slots(self, kept: Sequence[Any]) -> int:
-        """The number of checkpoints of arrays of these types; the fewest, where only an export's caller knows sizes."""
-        row = sum(map(jaxprs.aval_bytes, kept))
+        """Return the number of checkpoints of these types; the fewest, where only an export's caller knows sizes."""
+        row = sum(map(abstract.aval_bytes, kept))
         row = row if is_symbolic((row,)) else max(1, row)
         ends = [n for n in (self.most, None if self.checkpoints else self.expected) if n is not None]
         if self.checkpoints is not None:
@@ -114,15 +110,3 @@ class Memory:
             num_bytes = DEFAULT_BYTES if self.expected is None else FILLED_BYTES
             found = min(max(num_bytes // row, FEWEST), MOST)
         return max(1, min(found, *ends) if ends else found)
-
-
-def steps_again(trips: int, slots: int) -> int:
-    """How many steps at least run again to pull back `trips` steps from so many checkpoints; see `sweeping`.
-
-    >>> steps_again(10, 10), steps_again(10, 3)
-    (0, 7)
-    """
-    if trips <= slots:
-        return 0
-    again = next(r for r in range(1, trips + 1) if math.comb(slots + r, r) >= trips)
-    return max(again * trips - math.comb(slots + again, again - 1) - trips, trips - slots)

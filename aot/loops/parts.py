@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jointcut.partition.errors import DerivativeError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, own_primitives, runtime, side_effects, user_source
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.rewrite.slopes import sloped
 from jointcut.wrappers.built_in.programs import Mask, pushed_through
@@ -40,39 +40,39 @@ class Parts:
         return self.avals[self.num_consts :]
 
     def alive(self, consts: Sequence[Any], carry: Sequence[Any]) -> Any:
-        """The predicate."""
-        return jaxprs.evaluate(self.cond, *consts, *carry)[0]
+        """Evaluate the predicate."""
+        return runtime.evaluate(self.cond, *consts, *carry)[0]
 
     def step(self, consts: Sequence[Any], carry: Sequence[Any]) -> list[Any]:
-        """The body."""
-        return jaxprs.evaluate(self.body, *consts, *carry)
+        """Evaluate the body."""
+        return runtime.evaluate(self.body, *consts, *carry)
 
     def run(self, *flat: Any) -> list[Any]:
-        """The loop itself, as `lax.while_loop`."""
+        """Run the loop itself, as `lax.while_loop`."""
         consts, init = flat[: self.num_consts], list(flat[self.num_consts :])
         return lax.while_loop(lambda c: self.alive(consts, c), lambda c: self.step(consts, c), init)
 
     @cached_property
     def quiet(self) -> Any:
-        """The body without what it prints, for steps that are run again."""
-        return jaxprs.silenced(self.body)
+        """The body without its prints, for steps that are run again."""
+        return side_effects.silenced(self.body)
 
     def refuse_effects(self, name: str) -> None:
         """Raise `DerivativeError`, which blames `name`, if the body has an effect other than printing."""
         for eqn in jaxprs.opened(self.quiet)[0].eqns:
-            effects = jaxprs.effect_names(eqn)
+            effects = side_effects.effect_names(eqn)
             if effects:
-                what = f"has the effect {effects[0]}, in {jaxprs.source_of(eqn)}; so the loop has no derivative."
+                what = f"has the effect {effects[0]}, in {user_source.source_of(eqn)}; so the loop has no derivative."
                 cure = "Steps would be run again. Return the value in the carry, and have the effect after the loop."
                 raise DerivativeError(message(name, what, cure))
 
     @cached_property
     def depends(self) -> list[frozenset[int]]:
-        """For each part of the new carry, the inputs of the body that it has a derivative with respect to."""
+        """Return, for each part of the new carry, the inputs of the body that it has a derivative with respect to."""
         return _depends(simplify.inlined(self.quiet))
 
     def moving(self, mask: Mask) -> list[int]:
-        """The parts of the carry that have a derivative with respect to the inputs in `mask`."""
+        """Return the parts of the carry that have a derivative with respect to the inputs in `mask`."""
         return sorted(i - self.num_consts for i in self._reached(mask) if i >= self.num_consts)
 
     def _reached(self, mask: Mask) -> set[int]:
@@ -84,7 +84,7 @@ class Parts:
             reached |= found
 
     def moved_by(self, outputs: set[int], moving: Sequence[int]) -> list[int]:
-        """Those `moving` parts of the carry on which these outputs of the loop depend, themselves included."""
+        """Return the `moving` parts of the carry on which these outputs of the loop depend, themselves included."""
         reached = set(outputs)
         while True:
             sources = frozenset[int]().union(*(self.depends[i] for i in reached))
@@ -94,62 +94,63 @@ class Parts:
             reached |= found
 
     def tangent(self, mask: Mask, guards: bool = False) -> Parts:
-        """The loop that also carries tangents; with `guards` zero times infinity is zero in their products.
+        """Return the loop that also carries tangents; with `guards` zero times infinity is zero in their products.
 
-        Its constants are those of this loop, then the tangents of those in `mask`; its carry that of this loop, then
-        the tangents of the `moving` parts.
+        Its constants are the constants of this loop, then the tangents of the constants in `mask`. Its carry is the
+        carry of this loop, then the tangents of the `moving` parts.
         """
         count, moving = self.num_consts, self.moving(mask)
         marks = (*mask[:count], *(i in moving for i in range(len(self.carry))))
-        avals = [jaxprs.tangent_aval(a) for a, on in zip(self.avals, marks, strict=True) if on]
+        avals = [abstract.tangent_aval(a) for a, on in zip(self.avals, marks, strict=True) if on]
         moved = sum(mask[:count])
 
         def push(*flat: Any) -> list[Any]:
             primals, tangents = self._split(flat, moved)
             outs, moves = pushed_through(self.body, marks, primals, tangents, guards)
             pairs = zip(moving, avals[moved:], strict=True)
-            return [*outs, *(jaxprs.typed(moves[i], aval) for i, aval in pairs)]
+            return [*outs, *(abstract.typed(moves[i], aval) for i, aval in pairs)]
 
         def alive(*flat: Any) -> list[Any]:
-            return jaxprs.evaluate(self.cond, *self._split(flat, moved)[0])
+            return runtime.evaluate(self.cond, *self._split(flat, moved)[0])
 
         order = [*self.avals[:count], *avals[:moved], *self.carry, *avals[moved:]]
         body = traced(push, order)
         return Parts(traced(alive, order), sloped(body) if guards else body, count + moved)
 
     def _split(self, flat: Sequence[Any], moved: int) -> tuple[list[Any], list[Any]]:
-        """Values and tangents of the operands of the tangent loop, which has `moved` tangents of constants."""
+        """Return values and tangents of the operands of the tangent loop, which has `moved` tangents of constants."""
         start, end = self.num_consts + moved, self.num_consts + moved + len(self.carry)
         consts, tangents = flat[: self.num_consts], flat[self.num_consts : start]
         return [*consts, *flat[start:end]], [*tangents, *flat[end:]]
 
     def counted(self) -> Parts:
-        """The loop that also counts its trips, in the last part of its carry."""
+        """Return the loop that also counts its trips, in the last part of its carry."""
         avals = [*self.avals, jax.core.ShapedArray((), jnp.int32)]
-        cond = traced(lambda *flat: jaxprs.evaluate(self.cond, *flat[:-1]), avals)
-        body = traced(lambda *flat: [*jaxprs.evaluate(self.body, *flat[:-1]), flat[-1] + 1], avals)
+        cond = traced(lambda *flat: runtime.evaluate(self.cond, *flat[:-1]), avals)
+        body = traced(lambda *flat: [*runtime.evaluate(self.body, *flat[:-1]), flat[-1] + 1], avals)
         return Parts(cond, body, self.num_consts)
 
     def once(self) -> Parts:
-        """The loop that makes one trip at most, and only if the last part of its carry is true; then that is false."""
+        """Return the loop that makes at most one trip, only if the last part of its carry is true, which it clears."""
         avals = [*self.avals, jax.core.ShapedArray((), jnp.bool_)]
-        cond = traced(lambda *flat: [flat[-1] & jaxprs.evaluate(self.cond, *flat[:-1])[0]], avals)
-        body = traced(lambda *flat: [*jaxprs.evaluate(self.body, *flat[:-1]), jnp.bool_(False)], avals)
+        cond = traced(lambda *flat: [flat[-1] & runtime.evaluate(self.cond, *flat[:-1])[0]], avals)
+        body = traced(lambda *flat: [*runtime.evaluate(self.body, *flat[:-1]), jnp.bool_(False)], avals)
         return Parts(cond, body, self.num_consts)
 
     def mapped(self, axis: Any, dims: Sequence[int | None]) -> tuple[Parts, list[bool]]:
-        """The loop over one more axis, and which parts of its carry have the axis, as their first.
+        """Return the loop over one more axis, and which parts of its carry have the axis, as their first.
 
         Each lane makes its own number of trips. A lane that has finished keeps its values. The body runs on with it,
-        but on the inputs of a lane that has not: these are inputs that the body was made for, so no infinity or NaN
-        arises that would be multiplied by zero in a derivative. Where the body communicates along the axis, it sees
-        the lane's own values, as in JAX; then the products of its derivative are guarded (`rules.Loop.over`).
+        but on the inputs of a lane that has not finished. The body was made for these inputs, so no infinity or NaN
+        arises that would be multiplied by zero in a derivative. If the body communicates along the axis, it sees
+        the lane's own values, as in JAX. Then the products of its derivative are guarded (`rules.Loop.over`).
         """
         consts, has = list(dims[: self.num_consts]), [d is not None for d in dims[self.num_consts :]]
         while True:
             given = (*consts, *(0 if on else None for on in has))
-            found = [a or d is not None for a, d in zip(has, jaxprs.mapped(self.body, axis, given)[2], strict=True)]
-            if jaxprs.mapped(self.cond, axis, given)[2][0] is not None:
+            dims = own_primitives.mapped(self.body, axis, given)[2]
+            found = [a or d is not None for a, d in zip(has, dims, strict=True)]
+            if own_primitives.mapped(self.cond, axis, given)[2][0] is not None:
                 found = [True] * len(has)
                 break
             if found == has:
@@ -158,18 +159,18 @@ class Parts:
         return self._lanes(axis, (*consts, *(0 for _ in has))), found
 
     def _together(self, axis: Any, dims: Sequence[int | None], has: Sequence[bool]) -> Parts:
-        """The mapped loop whose lanes make the same number of trips."""
+        """Return the mapped loop whose lanes make the same number of trips."""
         avals = self._mapped_avals(axis, dims)
         outs = [0 if on else None for on in has]
-        body = over(axis, functools.partial(jaxprs.evaluate, self.body), dims, outs)
-        cond = over(axis, functools.partial(jaxprs.evaluate, self.cond), dims, [None])
+        body = over(axis, functools.partial(runtime.evaluate, self.body), dims, outs)
+        cond = over(axis, functools.partial(runtime.evaluate, self.cond), dims, [None])
         return Parts(traced(cond, avals), traced(body, avals), self.num_consts)
 
     def _lanes(self, axis: Any, dims: Sequence[int | None]) -> Parts:
-        """The mapped loop whose lanes make trips of their own."""
+        """Return the mapped loop whose lanes make trips of their own."""
         avals, count = self._mapped_avals(axis, dims), self.num_consts
-        alive = over(axis, functools.partial(jaxprs.evaluate, self.cond), dims, [0])
-        step = over(axis, functools.partial(jaxprs.evaluate, self.body), dims, [0] * len(self.carry))
+        alive = over(axis, functools.partial(runtime.evaluate, self.cond), dims, [0])
+        step = over(axis, functools.partial(runtime.evaluate, self.body), dims, [0] * len(self.carry))
         is_shared = talks(self.body, axis)
 
         def body(*flat: Any) -> list[Any]:
@@ -177,21 +178,21 @@ class Parts:
             one = jnp.argmax(lives)
             pairs = zip(flat, dims, strict=True)
             safe = flat if is_shared else [x if d is None else _safe(lives, one, x, d) for x, d in pairs]
-            return [_chosen(lives, new, old, 0) for new, old in zip(step(*safe), flat[count:], strict=True)]
+            return [chosen(lives, new, old) for new, old in zip(step(*safe), flat[count:], strict=True)]
 
         return Parts(traced(lambda *flat: [jnp.any(alive(*flat)[0])], avals), traced(body, avals), count)
 
     def _mapped_avals(self, axis: Any, dims: Sequence[int | None]) -> list[Any]:
-        return [jaxprs.with_axis(axis, d, a) for a, d in zip(self.avals, dims, strict=True)]
+        return [own_primitives.with_axis(axis, d, a) for a, d in zip(self.avals, dims, strict=True)]
 
 
 def traced(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
-    """The jaxpr of a flat function."""
-    return jax.make_jaxpr(function)(*map(jaxprs.struct, avals))
+    """Return the jaxpr of a flat function."""
+    return jax.make_jaxpr(function)(*map(abstract.struct, avals))
 
 
 def over(axis: Any, function: Callable[..., Any], dims: Sequence[int | None], outs: Any) -> Callable[..., Any]:
-    """The flat function over an axis that JAX maps over."""
+    """Return the flat function over an axis that JAX maps over."""
     if not any(d is not None for d in dims):
         return function
     names = {"axis_name": axis.name, "axis_size": axis.size, "spmd_axis_name": axis.spmd_name or None}
@@ -199,7 +200,7 @@ def over(axis: Any, function: Callable[..., Any], dims: Sequence[int | None], ou
 
 
 def led(axis: Any, num_consts: int, dims: Sequence[int | None], has: Sequence[bool], flat: Sequence[Any]) -> list[Any]:
-    """The operands of a mapped loop: the carry has the axis as its first, or not at all."""
+    """Return the operands of a mapped loop: the carry has the axis as its first, or not at all."""
     consts, init = flat[:num_consts], flat[num_consts:]
     pairs = zip(init, dims[num_consts:], has, strict=True)
     return [*consts, *(_lead(axis, x, d) if on else x for x, d, on in pairs)]
@@ -215,15 +216,14 @@ def talks(closed: Any, axis: Any) -> bool:
 
 
 def _safe(lives: Any, one: Any, x: Any, dim: int) -> Any:
-    """The operand, with that of lane `one` in the place of those of finished lanes."""
+    """Return the operand with finished lanes replaced by lane `one`."""
     spare = lax.stop_gradient(lax.dynamic_index_in_dim(x, one, dim))
-    return _chosen(lives, x, jnp.broadcast_to(spare, x.shape), dim)
+    return chosen(lives, x, jnp.broadcast_to(spare, x.shape), dim)
 
 
-def _chosen(lives: Any, new: Any, old: Any, dim: int) -> Any:
-    shape = [1] * new.ndim
-    shape[dim] = lives.shape[0]
-    return lax.select(jnp.broadcast_to(lives.reshape(shape), new.shape), new, old)
+def chosen(lives: Any, new: Any, old: Any, dim: int = 0) -> Any:
+    """Return the first array for lanes that are alive, the second for the others; the lanes are axes from `dim` on."""
+    return lax.select(lax.broadcast_in_dim(lives, new.shape, range(dim, dim + lives.ndim)), new, old)
 
 
 def _depends(closed: Any) -> list[frozenset[int]]:

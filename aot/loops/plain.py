@@ -13,18 +13,18 @@ from jointcut.aot.loops import lanes
 from jointcut.aot.loops.counters import number_in
 from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.memory import Memory
-from jointcut.aot.loops.parts import Parts, traced
+from jointcut.aot.loops.parts import Parts, chosen, traced
 from jointcut.aot.loops.rules import LOOP, Loop
 from jointcut.partition.errors import DerivativeError, message
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import LOOP_OF_JAX
+from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects, user_source
 from jointcut.partition.rewrite import simplify
 
 _JAX_ON_LOOPS = "Reverse-mode differentiation does not work for lax.while_loop"
 
 
 def looped(closed: Any, guards: str = "jax") -> Any:
-    """The same program with our loops in the place of JAX's, also in the bodies of other equations.
+    """Return the same program with our loops instead of JAX's, also in the bodies of other equations.
 
     `guards` is as in `rules.Loop`.
     A loop that reads or writes a reference stays JAX's, and so without a reverse mode.
@@ -43,7 +43,7 @@ def is_about_loops(error: ValueError) -> bool:
 
 @contextmanager
 def refusing(closed: Any) -> Iterator[None]:
-    """Raise `DerivativeError` where JAX raises that error of a program whose other loops are ours already."""
+    """Raise `DerivativeError` where JAX raises that error for a program whose other loops are ours already."""
     try:
         yield
     except ValueError as error:
@@ -57,11 +57,11 @@ def refusing(closed: Any) -> Iterator[None]:
 
 
 def _has_references(eqn: jaxprs.Equation) -> bool:
-    return any(jaxprs.is_reference(v.aval) for v in eqn.invars)
+    return any(abstract.is_reference(v.aval) for v in eqn.invars)
 
 
 def _name(eqn: jaxprs.Equation) -> str:
-    return f"{LOOP_OF_JAX} at {jaxprs.source_of(eqn)}"
+    return f"{LOOP_OF_JAX} at {user_source.source_of(eqn)}"
 
 
 def _loop(eqn: jaxprs.Equation, scope: str, guards: str) -> jaxprs.Equation:
@@ -73,14 +73,14 @@ def _loop(eqn: jaxprs.Equation, scope: str, guards: str) -> jaxprs.Equation:
     carry = rest[num_body:]
 
     def alive(*flat: Any) -> list[Any]:
-        return jaxprs.evaluate(cond, *flat[:num_cond], *flat[count:])
+        return runtime.evaluate(cond, *flat[:num_cond], *flat[count:])
 
     def step(*flat: Any) -> list[Any]:
-        outs = jaxprs.evaluate(body, *flat[num_cond:])
-        return [jaxprs.typed(x, aval) if jaxprs.is_plain(aval) else x for x, aval in zip(outs, carry, strict=True)]
+        outs = runtime.evaluate(body, *flat[num_cond:])
+        return [abstract.typed(x, aval) if abstract.is_plain(aval) else x for x, aval in zip(outs, carry, strict=True)]
 
     avals = [*own, *rest]
-    parts = Parts(jaxprs.pure(traced(alive, avals)), jaxprs.pure(traced(step, avals)), count)
+    parts = Parts(side_effects.pure(traced(alive, avals)), side_effects.pure(traced(step, avals)), count)
     if jaxprs.opened(cond)[0].outvars[0].aval.shape:
         return _mapped(eqn, parts, expected_trips(scope), guards)
     numbers = ((i, number_in(v)) for i, v in enumerate(eqn.invars))
@@ -94,11 +94,11 @@ def _program(eqn: jaxprs.Equation, operands: Sequence[Any], loop: Loop) -> jaxpr
 
 
 def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None, guards: str) -> jaxprs.Equation:
-    """A loop that `jax.vmap` has mapped: its predicate says of each lane whether it goes on; others keep their values.
+    """Rewrite a loop that `jax.vmap` has mapped: lanes go on while their predicate is true, and then keep values.
 
-    The body runs on for a lane that has finished. If lanes are apart, it does so on the first values of that lane, or
-    if it makes no trip, on all values of another: no infinity or NaN arises that would be multiplied by zero in a
-    derivative. Else the products of its derivative are guarded.
+    The body runs on for a lane that has finished. If lanes are apart, it does so on the first values of that lane. If
+    the lane makes no trip, it does so on all values of another lane. So no infinity or NaN arises that would be
+    multiplied by zero in a derivative. If lanes are not apart, the products of the derivative are guarded.
     """
     count, carry = parts.num_consts, parts.carry
     is_one_axis = len(jaxprs.opened(parts.cond)[0].outvars[0].aval.shape) == 1
@@ -118,8 +118,8 @@ def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None, guards: str) 
             begins = parts.alive(consts, flat[count:shift])
             starts = [lax.stop_gradient(x) for x in flat[count:shift]]
             starts = _filled(begins, [*consts, *starts], dims)
-            consts, safe = starts[:count], [_chosen(lives, *pair) for pair in zip(old, starts[count:], strict=True)]
-        return [_chosen(lives, new, x) for new, x in zip(parts.step(consts, safe), old, strict=True)]
+            consts, safe = starts[:count], [chosen(lives, *pair) for pair in zip(old, starts[count:], strict=True)]
+        return [chosen(lives, new, x) for new, x in zip(parts.step(consts, safe), old, strict=True)]
 
     avals = [*parts.avals[:count], *first, *carry]
     over = Parts(traced(alive, avals), traced(step, avals), shift)
@@ -128,7 +128,7 @@ def _mapped(eqn: jaxprs.Equation, parts: Parts, trips: int | None, guards: str) 
 
 
 def _guarded(body: Any) -> Any:
-    """A body whose inner loops are guarded as well."""
+    """Return a body whose inner loops are guarded as well."""
 
     def change(eqn: jaxprs.Equation, _: str) -> jaxprs.Equation:
         loop = eqn.params["rules"].under("everywhere", _guarded)
@@ -138,16 +138,11 @@ def _guarded(body: Any) -> Any:
 
 
 def _filled(begins: Any, values: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
-    """The values, where lanes that do not begin have those of one that does."""
+    """Return the values, where lanes that do not begin have the values of one that does."""
     one = jnp.argmax(begins)
     spares = (
         x if d is None else lax.stop_gradient(lax.dynamic_index_in_dim(x, one, 0))
         for x, d in zip(values, dims, strict=True)
     )
     pairs = zip(values, spares, dims, strict=True)
-    return [x if d is None else _chosen(begins, x, jnp.broadcast_to(spare, x.shape)) for x, spare, d in pairs]
-
-
-def _chosen(lives: Any, new: Any, old: Any) -> Any:
-    """The first array for lanes that are alive, the second for the others."""
-    return lax.select(lax.broadcast_in_dim(lives, new.shape, range(lives.ndim)), new, old)
+    return [x if d is None else chosen(begins, x, jnp.broadcast_to(spare, x.shape)) for x, spare, d in pairs]

@@ -7,8 +7,8 @@ Three programs stand for a loop `y = F(c, x)` of constants `c` and carry `x`, ea
 - `Pull`, which takes cotangents `ȳ` to `Jᵀȳ` by a sweep from the checkpoints.
 
 The derivatives of the last two do not look at checkpoints, which depend on `c` and `x` alone. `Pull` is linear in `ȳ`,
-so with tangents `dx`, `dȳ` its own tangent is `∇ₓ⟨ȳ, J dx⟩ + Jᵀdȳ`, and the transpose of that takes `u` to `∇ₓ⟨ȳ, J u⟩`
-and `J u`. Both are derivatives of `F` again, and are computed as such: by loops, forward and backward, of this kind.
+so with tangents `dx`, `dȳ` its own tangent is `∇ₓ⟨ȳ, J dx⟩ + Jᵀdȳ`. The transpose of this tangent takes `u` to
+`∇ₓ⟨ȳ, J u⟩` and `J u`. Both are derivatives of `F` again, and are computed as such, by loops of this kind.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.choices.conventions import CHOICES
 from jointcut.aot.loops.buffers import Buffer, buffers, without_gaps
 from jointcut.aot.loops.counters import Counters
-from jointcut.aot.loops.memory import Memory, steps_again
+from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, led, over, talks, traced
 from jointcut.aot.loops.sweep.cutting import has_sizes
-from jointcut.aot.loops.sweep.reverse import runs_of, sweep
+from jointcut.aot.loops.sweep.reverse import NUM_FIGURES, runs_of, sweep
 from jointcut.aot.loops.sweep.saving import Saving
 from jointcut.aot.loops.sweep.steps import Step, refuse_sums
-from jointcut.partition.program import jaxprs
+from jointcut.aot.options.conventions import CHOICES
+from jointcut.partition.bodies.checkpoints import steps_again
 from jointcut.partition.program.bodies import Nested
+from jointcut.partition.program.jax import abstract, jaxprs, own_primitives, runtime
 from jointcut.wrappers.built_in.programs import Mask, Program, picked_of, pushed
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.table import Table
 
 LOOP = "while_loop"  # the name of a loop's primitive
 
-_loop_p = jaxprs.call_primitive(LOOP)
-_pull_p = jaxprs.call_primitive("while_loop_backward")
-_linear_p = jaxprs.linear_primitive("while_loop_linear")
+_loop_p = own_primitives.call_primitive(LOOP)
+_pull_p = own_primitives.call_primitive("while_loop_backward")
+_linear_p = own_primitives.linear_primitive("while_loop_linear")
 
 
 class Loop(Program):
-    """A loop that JAX can differentiate; `name` is that of its body, for errors.
+    """A loop that JAX can differentiate; `name` is the name of its body, for errors.
 
-    `known` are the values of inputs that are known integers, by their places; `trips` is how often it is expected to
-    run, None where nobody said. `guards` is the `zero_cotangent` of the `Conventions` under which it is differentiated.
+    `known` are the values of inputs that are known integers, by their places. `trips` is the expected number of trips,
+    None where the user gave none. `guards` is the `zero_cotangent` of its `Conventions`.
     """
 
     def __init__(
         self, parts: Parts, memory: Memory, name: str, known: Mapping[int, int] | None = None, trips: int | None = None,
         guards: str = "jax",
     ) -> None:  # fmt: skip
-        """Take a loop, how much memory its derivative may have, its name, and what is known of its inputs and trips."""
+        """Take a loop, the memory of its derivative, its name, and the known values of its inputs and trips."""
         super().__init__(_loop_p, traced(parts.run, parts.avals), guards != "jax")
         self.parts, self.memory, self.name, self.known, self.trips = parts, memory, name, known or {}, trips
         self.zero_cotangent = guards
@@ -63,12 +64,12 @@ class Loop(Program):
         self, parts: Parts, memory: Memory | None = None, known: Mapping[int, int] | None = None,
         guards: str | None = None,
     ) -> Loop:  # fmt: skip
-        """Another loop, with all that is not given as in this one; of its inputs nothing is known but `known`."""
+        """Return another loop, which takes all that is not given from this one; only `known` inputs are known."""
         guards = self.zero_cotangent if guards is None else guards
         return Loop(parts, memory or self.memory, self.name, known, self.trips, guards)
 
     def under(self, guards: str, change: Callable[[Any], Any]) -> Loop:
-        """The same loop with its body changed, under the stricter of these conventions and its own."""
+        """Return the same loop with its body changed, under the stricter of these conventions and its own."""
         parts = Parts(self.parts.cond, change(self.parts.body), self.parts.num_consts)
         return self.like(parts, known=self.known, guards=stricter(guards, self.zero_cotangent))
 
@@ -79,16 +80,16 @@ class Loop(Program):
 
     @cached_property
     def bounded(self) -> Memory:
-        """The memory of its derivative, given how often the program shows it to run, or is expected to."""
+        """The memory of its derivative, given the proved or expected number of trips."""
         exact = self.counters.trips if self.counters.is_exact else None
         return self.memory.bounded(self.counters.trips, exact if self.trips is None else self.trips)
 
     def derivative(self, mask: Mask) -> Derivative:
-        """What belongs to the derivative with respect to the inputs in `mask`."""
+        """Return the derivative with respect to the inputs in `mask`."""
         return self._derivatives.of(mask, lambda: Derivative.of(self, mask))
 
     def runs(self) -> Sequence[tuple[Any, int]]:
-        """As `CallRules.runs`: predicate and body, once where nobody said how often."""
+        """As `CallRules.runs`: predicate and body, once where no number of trips is expected."""
         return runs_of(self.parts, self.trips)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
@@ -114,16 +115,16 @@ class Loop(Program):
         given = iter(tangents[num_moved:])
         starts: list[Any] = [next(given) if on else None for on in mask[count:]]
         carry = self.parts.carry
-        avals = [jaxprs.tangent_aval(carry[i]) for i in derivative.moving]
+        avals = [abstract.tangent_aval(carry[i]) for i in derivative.moving]
         moved = filled([starts[i] for i in derivative.moving], avals)
         outs = derivative.tangent(*primals[:count], *tangents[:num_moved], *primals[count:], *moved)
         moves = dict(zip(derivative.moving, outs[len(carry) :], strict=True))
         return outs[: len(carry)], [moves.get(i) for i in range(len(carry))]
 
     def over(self, axis: Any, dims: tuple[int | None, ...], slots: int | None = None) -> tuple[Loop, list[bool]]:
-        """The loop over one more axis, and which parts of its carry have it; made once for each axis.
+        """Return the loop over one more axis, and which parts of its carry have it; made once for each axis.
 
-        It has so many checkpoints, or where nobody says as many as there is memory for with all lanes.
+        It has `slots` checkpoints. By default it has as many as there is memory for with all lanes.
         """
 
         def make() -> tuple[Loop, list[bool]]:
@@ -140,29 +141,29 @@ class Loop(Program):
 
 
 def stricter(one: str, other: str) -> str:
-    """Of two choices for `zero_cotangent` that which guards more."""
+    """Return the choice for `zero_cotangent` that guards more."""
     return max(one, other, key=CHOICES["zero_cotangent"].index)
 
 
 class Derivative:
     """A loop's derivative with respect to the inputs in `mask`.
 
-    `moving` are the parts of the carry that have one. `kept` are those that the steps of the reverse sweep read, which
-    alone are in the checkpoints, but for `filled`: arrays whose state follows from the last one.
+    `moving` are the parts of the carry that have a derivative. `kept` are the parts that the steps of the reverse sweep
+    read. Checkpoints hold these alone, except `filled`: arrays whose state follows from the last one.
     """
 
     def __init__(
         self, loop: Loop, mask: Mask, moving: list[int], kept: list[int], filled: Sequence[Buffer] = (),
         written: Mapping[int, Buffer] | None = None,
     ) -> None:  # fmt: skip
-        """As `of` makes it; `written` are all arrays that are filled row by row, whether a step reads them or not."""
+        """Take the fields of `of`; `written` are all arrays that are filled row by row, read by a step or not."""
         self.loop, self.mask, self.moving, self.kept, self.filled = loop, mask, moving, kept, tuple(filled)
         self.written = written or {}
         self._pulls: Table[Pull] = Table()
 
     @classmethod
     def of(cls, loop: Loop, mask: Mask) -> Derivative:
-        """Find out what moves and what is kept."""
+        """Find the parts that move and the parts that are kept."""
         parts, count = loop.parts, loop.parts.num_consts
         moving = parts.moving(mask)
         if not moving:
@@ -180,7 +181,7 @@ class Derivative:
 
     @property
     def types(self) -> list[Any]:
-        """The types of what a checkpoint holds."""
+        """The types of the arrays in a checkpoint."""
         return [self.loop.parts.carry[i] for i in self.kept]
 
     @cached_property
@@ -194,23 +195,18 @@ class Derivative:
         return Saving(self.loop, self.loop.parts, self.kept, [buffer.part for buffer in self.filled], self.slots)
 
     def pull(self, given: tuple[int, ...]) -> Pull:
-        """The sweep from cotangents of these parts of the carry; made once."""
+        """Return the sweep from cotangents of these parts of the carry; made once."""
         return self._pulls.of(given, lambda: Pull.of(self, given))
-
-    def within(self, num_bytes: int) -> Derivative:
-        """The derivative of the same loop with so many bytes for its checkpoints."""
-        loop = self.loop
-        return loop.like(loop.parts, loop.memory.within(num_bytes), loop.known).derivative(self.mask)
 
     @cached_property
     def tangent(self) -> Loop:
-        """The loop that also carries tangents; where products are guarded, all of them are in its own derivative."""
+        """The loop that also carries tangents; if it guards products, its own derivative guards all of them."""
         loop = self.loop
         guards = "everywhere" if loop.guards else None
         return loop.like(loop.parts.tangent(self.mask, loop.guards), loop.bounded, guards=guards)
 
     def linear(self, residuals: Sequence[Any]) -> Callable[..., list[Any | None]]:
-        """The linear map from tangents of the inputs in `mask` to those of the loop's results."""
+        """Return the linear map from tangents of the inputs in `mask` to tangents of the loop's results."""
 
         def move(*tangents: Any) -> list[Any | None]:
             moved = iter(_linear_p.bind(*residuals, *tangents, rules=self.rules, num_residuals=len(residuals)))
@@ -219,10 +215,10 @@ class Derivative:
         return move
 
     @property
-    def rules(self) -> jaxprs.LinearRules:
+    def rules(self) -> own_primitives.LinearRules:
         """The linear map: its value by the loop that carries tangents, its transpose by the sweep."""
         parts = self.loop.parts
-        avals = [jaxprs.tangent_aval(parts.carry[i]) for i in self.moving]
+        avals = [abstract.tangent_aval(parts.carry[i]) for i in self.moving]
         inputs = len(parts.avals)
 
         def apply(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
@@ -235,72 +231,84 @@ class Derivative:
             back = iter(pull(*residuals, *(ct for ct in cotangents if ct is not None)))
             return [next(back) if i in pull.sources else None for i, on in enumerate(self.mask) if on]
 
-        return jaxprs.LinearRules(lambda *_: avals, apply, transpose)
+        return own_primitives.LinearRules(lambda *_: avals, apply, transpose)
 
 
 class Pull(Program):
     """Cotangents of the inputs `sources` of a loop, from its inputs, its checkpoints, and cotangents of its results.
 
-    `closed_for(laned)` is the sweep; a laned one leaves the cotangents of a lane as they are behind its last trip.
+    `closed_for(laned)` is the sweep; a laned sweep does not change the cotangents of a lane behind its last trip.
     """
 
     def __init__(
         self, derivative: Derivative, given: tuple[int, ...], sources: list[int], closed_for: Callable[[bool], Any],
-        linear: Callable[[Mask], jaxprs.LinearRules] | None = None, laned: bool = False, step: Step | None = None,
+        linear: Callable[[Mask], own_primitives.LinearRules] | None = None, laned: bool = False,
+        step: Step | None = None, slots: int | None = None,
     ) -> None:  # fmt: skip
-        """As `of` and `mapped` make it. `linear` is the derivative with respect to some inputs, `step` one step."""
+        """Take the fields of `of` and `mapped`.
+
+        `linear` is the derivative by some inputs, `step` one step, and `slots` the number of checkpoints if it is not
+        that of the derivative.
+        """
         super().__init__(_pull_p, closed_for(laned), derivative.loop.guards)
         self.derivative, self.given, self.sources = derivative, given, sources
         self._closed_for, self._laned, self._step = closed_for, laned, step
+        self.slots = derivative.slots if slots is None else slots
         self._linear = linear or self._second
         self._mapped: Table[Pull] = Table()
+        self._numbered: Table[Pull] = Table()
 
     @classmethod
-    def of(cls, derivative: Derivative, given: tuple[int, ...]) -> Pull:
-        """The sweep from cotangents of these parts of the carry."""
-        parts, mask = derivative.loop.parts, derivative.mask
-        step = Step.of(
-            parts,
-            mask,
-            parts.moved_by(set(given), derivative.moving),
-            without_gaps(derivative.written),
-            derivative.loop.zero_cotangent,
-        )
-        refuse_sums(step, parts, derivative.loop.name)
+    def of(
+        cls, derivative: Derivative, given: tuple[int, ...], slots: int | None = None, step: Step | None = None
+    ) -> Pull:
+        """Return the sweep from cotangents of these parts of the carry; its `slots` and `step` may be known."""
+        parts, mask, loop, saving = derivative.loop.parts, derivative.mask, derivative.loop, derivative.saving
+        if step is None:
+            outputs = parts.moved_by(set(given), derivative.moving)
+            step = Step.of(parts, mask, outputs, without_gaps(derivative.written), loop.zero_cotangent)
+            refuse_sums(step, parts, loop.name)
+        saving = saving if slots is None else saving.with_checkpoints(slots)
+        saved = jaxprs.opened(saving.closed)[0].outvars[len(parts.carry) :]
         starts = [parts.num_consts + i for i in step.outputs if mask[parts.num_consts + i]]
-        saved = jaxprs.opened(derivative.saving.closed)[0].outvars[len(parts.carry) :]
-        cts = [jaxprs.cotangent_aval(parts.carry[i]) for i in given]
+        cts = [abstract.cotangent_aval(parts.carry[i]) for i in given]
         avals = [*parts.avals, *(v.aval for v in saved), *cts]
 
         def closed_for(laned: bool) -> Any:
             run = partial(sweep, derivative, step, given, laned)
             return traced(lambda *flat: run(flat), avals)
 
-        return cls(derivative, given, [*step.consts, *starts], closed_for, step=step)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this is the sweep of the loop itself, not its form under `jax.vmap`."""
-        return self._step is not None
+        return cls(derivative, given, [*step.consts, *starts], closed_for, step=step, slots=slots)
 
     def nested(self) -> Nested | None:
         """As `CallRules.nested`: the step that is pulled back; None under `jax.vmap`, where it has more axes."""
         if self._step is None or not has_sizes(self._step.joint):
             return None
-        split, loop, kept = self._step.cut.split, self.derivative.loop, self.derivative.types
-        row = sum(map(jaxprs.aval_bytes, kept))
-        slots, is_default = self.derivative.slots, loop.memory.is_default
-        return Nested(loop.trips, split.graph, split.plan, loop.name, slots, row, is_default)
+        split, loop = self._step.cut.split, self.derivative.loop
+        row = sum(map(abstract.aval_bytes, self.derivative.types))
+        return Nested(loop.trips, split.graph, split.plan, loop.name, self.slots, row, self._rows)
+
+    @property
+    def _rows(self) -> tuple[int, ...]:
+        """The places of the inputs that have a row for each checkpoint, if their number may be chosen."""
+        derivative = self.derivative
+        if not derivative.loop.memory.is_default or self.slots != derivative.slots:
+            return ()
+        first = len(derivative.loop.parts.avals) + NUM_FIGURES - 1  # the last figure is the places
+        return tuple(range(first, first + 1 + len(derivative.kept)))
+
+    def with_checkpoints(self, number: int) -> Pull:
+        """As `CallRules.with_checkpoints`."""
+        assert self._step is not None, "a loop under `jax.vmap` keeps its number"
+        return self._numbered.of(number, lambda: Pull.of(self.derivative, self.given, number, self._step))
 
     def runs(self) -> Sequence[tuple[Any, int]] | None:
-        """As `CallRules.runs`: each step back, and those that run again between checkpoints."""
+        """As `CallRules.runs`: each step back, and the steps that run again between checkpoints."""
         if self._step is None or not has_sizes(self._step.joint):
             return None
-        loop = self.derivative.loop
-        back = (self._step.program, 1 if loop.trips is None else loop.trips)
-        if loop.trips is None:
-            return [back]
-        return [back, *runs_of(loop.parts, steps_again(loop.trips, self.derivative.slots))]
+        trips = self.derivative.saving.trips
+        again = steps_again(trips, self.slots)
+        return [(self._step.program, trips), *(runs_of(self.derivative.loop.parts, again) if again else ())]
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
         """As `Program.halved`: the outputs by the sweep, their tangents as in `_second`."""
@@ -324,7 +332,7 @@ class Pull(Program):
             laned = self._laned or lane is not None
             return Pull(
                 self.derivative, self.given, self.sources, lambda deep: self._over(axis, dims, deep),
-                lambda mask: self._linear(mask).mapped(axis, dims, _marked(dims, mask)), laned,
+                lambda mask: self._linear(mask).mapped(axis, dims, _marked(dims, mask)), laned, slots=self.slots,
             )  # fmt: skip
 
         return self._mapped.of((axis, dims), make), [0] * len(self.sources)
@@ -332,26 +340,26 @@ class Pull(Program):
     def _over(self, axis: Any, dims: tuple[int | None, ...], laned: bool) -> Any:
         closed = self._closed_for(laned)
         inner = jaxprs.opened(closed)[0].invars
-        avals = [jaxprs.with_axis(axis, d, v.aval) for v, d in zip(inner, dims, strict=True)]
-        return traced(over(axis, lambda *flat: jaxprs.evaluate(closed, *flat), dims, 0), avals)
+        avals = [own_primitives.with_axis(axis, d, v.aval) for v, d in zip(inner, dims, strict=True)]
+        return traced(over(axis, lambda *flat: runtime.evaluate(closed, *flat), dims, 0), avals)
 
-    def _second(self, mask: Mask) -> jaxprs.LinearRules:
-        """The derivative of the outputs with respect to the inputs in `mask`, as the docstring of this file has it."""
+    def _second(self, mask: Mask) -> own_primitives.LinearRules:
+        """Return the derivative of the outputs by the inputs in `mask`, as this file's docstring defines it."""
         loop, count = self.derivative.loop, len(self.derivative.loop.parts.avals)
         inputs, num_inputs = mask[:count], sum(mask[:count])
         firsts = tuple(i in self.sources for i in range(count))
-        avals = [jaxprs.tangent_aval(loop.parts.avals[i]) for i in self.sources]
+        avals = [abstract.tangent_aval(loop.parts.avals[i]) for i in self.sources]
 
         def given(moves: Sequence[Any | None]) -> list[Any]:
             carry = loop.parts.carry
-            return filled([moves[i] for i in self.given], [jaxprs.tangent_aval(carry[i]) for i in self.given])
+            return filled([moves[i] for i in self.given], [abstract.tangent_aval(carry[i]) for i in self.given])
 
         def apply(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
             values, cts = residuals[:count], residuals[len(residuals) - len(self.given) :]
             moved = iter(linear[num_inputs + sum(mask[count : len(mask) - len(self.given)]) :])
             marks = mask[len(mask) - len(self.given) :]
             moves = filled(
-                [next(moved) if on else None for on in marks], map(jaxprs.tangent_aval, map(jax.typeof, cts))
+                [next(moved) if on else None for on in marks], map(abstract.tangent_aval, map(jax.typeof, cts))
             )
 
             def both(*xs: Any) -> tuple[list[Any], list[Any]]:
@@ -375,7 +383,7 @@ class Pull(Program):
             nothing = [None] * sum(mask[count : len(mask) - len(self.given)])
             return [*back(list(cts)), *nothing, *(m for m, on in zip(moves, marks, strict=True) if on)]
 
-        return jaxprs.LinearRules(lambda *_: avals, apply, transpose)
+        return own_primitives.LinearRules(lambda *_: avals, apply, transpose)
 
 
 def _put(values: Sequence[Any], mask: Sequence[bool], xs: Sequence[Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.rules import Loop
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.figures import counted
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract
 
 
 def scan(
@@ -26,8 +26,8 @@ def scan(
 ) -> tuple[Any, Any]:  # fmt: skip
     """Run `carry, y = f(carry, x)` over the rows of `xs`, as `lax.scan`; return the last carry, and the `y`, stacked.
 
-    Reverse mode keeps some of the carries, not what each step computes, and runs the steps between them again: see
-    `while_loop`. What comes in by `xs` and what goes out by `y` is in no checkpoint.
+    Reverse mode keeps some of the carries, not the values that each step computes, and runs the steps between them
+    again: see `while_loop`. Rows of `xs` and results `y` are in no checkpoint.
 
     Args:
         f: a function of a carry and a row, or None without `xs`; it returns the next carry, of the same structure,
@@ -36,10 +36,10 @@ def scan(
         xs: a tree of arrays of equally many rows.
         length: the number of rows; needed without `xs`.
         reverse: whether to begin with the last row.
-        memory: what reverse mode may keep, as in `while_loop`. `"sqrt"` keeps about as many carries as the square root
+        memory: the memory of reverse mode, as in `while_loop`. `"sqrt"` keeps about as many carries as the square root
             of the length, and runs each step once more; `"stack"` keeps all.
 
-    Raises `TraceError` where rows or the carry do not fit, and `BudgetError` for a `memory` that says nothing.
+    Raises `TraceError` where rows or the carry do not fit, and `BudgetError` for an invalid `memory`.
 
     >>> total, sums = scan(lambda c, x: (c + x, c + x), 0.0, jnp.arange(4.0), memory=2)
     >>> print(total, sums)
@@ -48,7 +48,7 @@ def scan(
     if not callable(f):
         raise TraceError(message("f", f"is {f!r}, which cannot be called.", "Pass a function of the carry and a row."))
     count, init = _length(xs, length), jax.tree.map(jnp.asarray, init)
-    carry_bytes = sum(jaxprs.aval_bytes(jax.typeof(x)) for x in jax.tree.leaves(init))
+    carry_bytes = sum(abstract.aval_bytes(jax.typeof(x)) for x in jax.tree.leaves(init))
     kept = Memory.read(memory, count, carry_bytes)
     if count == 0:
         return lax.scan(f, init, xs, length=0)
@@ -74,32 +74,32 @@ class _Form:
 
     shape: tuple[int, ...]
     dtype: Any
-    key: Any = None  # what kind of random keys they are
+    key: Any = None  # the kind of random keys
 
     @classmethod
     def of(cls, x: Any) -> _Form:
-        """The form for rows like one."""
+        """Return the form for rows like `x`."""
         if not jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
             return cls(jnp.shape(x), jnp.asarray(x).dtype)
         data = jax.random.key_data(x)
         return cls(data.shape, data.dtype, jax.random.key_impl(x))
 
     def empty(self, count: int) -> Any:
-        """The stack before the first row is written."""
+        """Return the stack before the first row is written."""
         return jnp.zeros((count, *self.shape), self.dtype)
 
     def write(self, stack: Any, x: Any, i: Any) -> Any:
-        """The stack with one more row."""
+        """Return the stack with one more row."""
         row = jnp.asarray(x) if self.key is None else jax.random.key_data(x)
         return lax.dynamic_update_index_in_dim(stack, row, i, 0)
 
     def opened(self, stack: Any) -> Any:
-        """The rows, once all are written."""
+        """Return the rows, once all are written."""
         return stack if self.key is None else jax.random.wrap_key_data(stack, impl=self.key)
 
 
 def _forms(f: Callable[[Any, Any], Any], init: Any, xs: Any) -> tuple[Any, Any]:
-    """The first carry, in the dtypes that `f` makes of Python numbers, and the form of each stacked result."""
+    """Return the first carry, in the dtypes that `f` gives Python numbers, and the form of each stacked result."""
     where = place_of("f", f)
 
     def first(carry: Any) -> Any:
@@ -125,7 +125,7 @@ def _row(xs: Any, i: Any) -> Any:
 
 
 def _length(xs: Any, length: int | None) -> int:
-    """The number of rows. Raises `TraceError` where arrays do not agree on it."""
+    """Return the number of rows. Raises `TraceError` where arrays do not agree on it."""
     if length is not None and (isinstance(length, bool) or not isinstance(length, numbers.Integral) or length < 0):
         raise TraceError(message("length", f"is {length!r}.", "Give the number of rows, or leave it out."))
     known = None if length is None else ("length", int(length))

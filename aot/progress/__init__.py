@@ -1,8 +1,8 @@
-"""Show the user what runs, and for how long.
+"""Show the user which stage runs, and for how long.
 
 Work that takes seconds shows its stage on one line of a terminal or notebook, and removes the line at the end. If the
-output is a file, a line is written every ten seconds. `aot.progress(False)` turns this off. Other modules only write
-`with Stage(...)`.
+output is a file, a line is written every ten seconds. `aot.progress(False)` turns the display off. Other modules only
+write `with Stage(...)`.
 
 Files, in reading order:
 

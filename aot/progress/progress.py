@@ -31,7 +31,7 @@ from jointcut.partition.errors import CallError, message
 
 _LOG = logging.getLogger("jointcut")
 
-#: The environment variable that switches the display off, and the values that do so.
+#: The environment variable that switches the display off, and its values for off.
 VARIABLE, _OFF = "JOINTCUT_PROGRESS", ("0", "false", "no", "off")
 
 Kind = Literal["trace", "cut", "inside", "search", "compile", "weigh", "check", "export", "load", "measure", "capture"]
@@ -110,15 +110,15 @@ class Stage:
         return f"{self.seconds:.2f} s" if self.seconds < 1 else f"{self.seconds:.1f} s"
 
     def says(self, at: Text) -> None:
-        """Set the text shown after the stage's name: what it does now."""
+        """Set the text after the stage's name, which says what it does now."""
         self.at = at
 
     def ends(self, line: Text) -> None:
-        """Set the line of the log, without the name. The default is like `compiled in 3.4 s`."""
+        """Set the line of the log, without the name; the default is like `compiled in 3.4 s`."""
         self._line = line
 
     def chain(self) -> list[Stage]:
-        """The enclosing stages and this one, outermost first."""
+        """Return the enclosing stages and this one, outermost first."""
         return [self] if self.outer is None else [*self.outer.chain(), self]
 
 
@@ -132,7 +132,7 @@ _here = threading.local()  # the name of this thread's last stage, and the secon
 
 
 def _earlier(stage: Stage) -> dict[str, float]:
-    """Seconds of the earlier stages of this function on this thread; a trace starts a new list."""
+    """Return the seconds of earlier stages of this function on this thread; a trace starts a new list."""
     if stage.kind == "trace" or getattr(_here, "name", None) != stage.name:
         _here.name, _here.ended = stage.name, {}
     return _here.ended
@@ -200,7 +200,7 @@ class _Display:
         self.closed = threading.Event()
 
     def switch(self, wanted: bool | None) -> bool | None:
-        """Show stages, hide them, or follow the environment (None); returns the previous setting."""
+        """Show stages, hide them, or follow the environment (None); return the previous setting."""
         with self.lock:
             previous, self.wanted = self.wanted, wanted
             self.clear()
@@ -291,7 +291,7 @@ class _Display:
         return Terminal(sys.stderr) if kind is Terminal else Lines(self.due.append)
 
     def _try(self, write: Callable[[], None]) -> None:
-        """Write, and switch the display off if that fails; no stage fails because of it."""
+        """Write, and switch the display off if writing fails, so that no stage fails."""
         try:
             write()
         except (OSError, ValueError):
@@ -299,16 +299,16 @@ class _Display:
 
 
 def lasting(stages: Sequence[Stage]) -> list[Stage]:
-    """The innermost stages whose outermost stage runs for at least half a second, longest first."""
+    """Return the innermost stages whose outermost stage runs for at least half a second, longest first."""
     timed = [(s.chain()[0].seconds, s) for s in stages]
     return [s for seconds, s in sorted(timed, key=lambda pair: -pair[0]) if seconds >= _DELAY_S]
 
 
 def text(stages: Sequence[Stage], width: int | None = None) -> str:
-    """The line for the innermost stages of all threads.
+    """Return the line for the innermost stages of all threads.
 
     For example `jointcut: loss: searching (attempt 2 of at most 10), 4 s: compiling, 3 s (cut 0.0 s)`. A line longer
-    than `width` omits the ended stages, and if necessary its middle: the end says what runs.
+    than `width` omits the ended stages, and if necessary its middle, since its end names the running stage.
     """
     first = stages[0]
     ended = ", ".join(f"{done} {seconds:.1f} s" for done, seconds in list(first.earlier.items()))

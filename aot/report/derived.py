@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jointcut.aot.choices.conventions import Conventions
+from jointcut.aot.options.conventions import Conventions
 from jointcut.aot.report.sections import section
 from jointcut.aot.trace.formulas.changes import Change
 from jointcut.partition.drawing.picture import JSON, file_and_line, short
 from jointcut.partition.figures import counted
 
 _GUARDED = "zero_cotangent"
-_MOST_LINES = 3  # in a sentence
+_MOST_LINES = 3  # listed in a sentence
 
-#: What the choices of `Conventions` give, and what JAX gives.
+#: The slope that each choice of `Conventions` gives, and JAX's slope.
 _GIVES: Mapping[tuple[str, str], str] = {
     ("zero_cotangent", "zero"): "zero cotangent: 0, also times infinity, where JAX gives NaN",
     ("zero_cotangent", "everywhere"): "zero cotangent: 0, also times infinity, where JAX gives NaN",
@@ -39,9 +39,9 @@ _GIVES: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True)
 class DerivedRow:
-    """A rule at a line of the user's, and how many times it was put there.
+    """A rule at a line of the user's code, and the number of its uses there.
 
-    `rule` and `value` are a field of `Conventions` and its value; `gives` says what is taken, and what JAX takes.
+    `rule` and `value` are a field of `Conventions` and its value; `gives` names the chosen slope and JAX's slope.
     """
 
     rule: str
@@ -52,14 +52,14 @@ class DerivedRow:
 
 
 def derived(changes: Iterable[Change], conventions: Conventions) -> tuple[DerivedRow, ...]:
-    """The rows of the changes under conventions: formulas first, then guarded products, in the order of the program."""
+    """Return the rows of the changes: formulas first, then guarded products, each in the order of the program."""
     chosen = conventions.chosen
     rows = [DerivedRow(c.rule, v := chosen[c.rule], c.line, c.count, _GIVES[c.rule, v]) for c in changes]
     return tuple(sorted(rows, key=lambda row: row.rule == _GUARDED))
 
 
 def in_words(rows: Sequence[DerivedRow]) -> list[str]:
-    """The rows as one sentence, with the first few lines; none where there are no rows."""
+    """Return the rows as one sentence, with the first few lines; return no sentence without rows."""
     if not rows:
         return []
     formulas = sum(row.count for row in rows if row.rule != _GUARDED)
@@ -72,7 +72,7 @@ def in_words(rows: Sequence[DerivedRow]) -> list[str]:
 
 
 def derived_section(rows: Sequence[DerivedRow]) -> JSON:
-    """The rows as a table of a page."""
+    """Return the rows as a table of a page."""
     cells = [[short(row.line) or "no known line", row.gives, (f"{row.count}", row.count), row.rule] for row in rows]
     lead = "Where a derivative may differ from JAX's; it does at singular points alone. A rule is an option of "
     lead += "aot.conventions. What stands in a loop is counted once."

@@ -1,4 +1,4 @@
-"""Read the Python calls in which the instructions of a compiled program were traced."""
+"""Read the Python calls that traced the instructions of a compiled program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jointcut.partition.program.cells import call_text
 
 @dataclass(frozen=True)
 class Frames:
-    """The Python calls in which instructions were traced; `of(frame)` lists them, innermost first."""
+    """The Python calls that traced instructions; `of(frame)` lists them, innermost first."""
 
     files: tuple[str, ...]
     functions: tuple[str, ...]
@@ -19,7 +19,7 @@ class Frames:
 
     @classmethod
     def read(cls, module: Message) -> Frames:
-        """Read a `StackFrameIndexProto`; ids in it count from 1, and 0 is none."""
+        """Read a `StackFrameIndexProto`; its ids count from 1, and 0 means none."""
         index = decode(module[17][0]) if 17 in module else {}
         locations = [decode(raw) for raw in index.get(3, [])]
         frames = [decode(raw) for raw in index.get(4, [])]
@@ -31,7 +31,7 @@ class Frames:
         )
 
     def of(self, frame: int) -> tuple[str, ...]:
-        """The calls of a frame as `file:line (function)`, innermost first."""
+        """Return the calls of a frame as `file:line (function)`, innermost first."""
         calls: list[str] = []
         while frame:
             location, frame = self.parents[frame - 1]

@@ -1,7 +1,7 @@
 """List the arrays that a compiled program holds at each step, by the user's modules and source lines.
 
-The form is that of the replay of a plan, `Lifetimes`. The steps are XLA's instructions in XLA's order, and the bytes
-are those of its temp allocation. Modules and lines come from the name stack and Python calls of each instruction.
+The result is a `Lifetimes`, like the replay of a plan. The steps are XLA's instructions in XLA's order, and the bytes
+are the bytes of its temp allocation. Modules and lines come from the name stack and Python calls of each instruction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from jointcut.aot.report.instructions import Instruction, Instructions
 from jointcut.aot.report.liveness import HeldValue, Liveness
-from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, Moment
+from jointcut.partition.lower.memory.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.program.places import Place, place
 from jointcut.partition.program.roles import Side
 
@@ -24,10 +24,9 @@ _BACKWARD = "transpose("  # in the names of instructions that carry a cotangent
 
 
 def held(compiled: Any) -> Lifetimes | None:
-    """The arrays alive at each instruction of a `jax.stages.Compiled`; None where its device gives no assignment.
+    """Return the arrays alive at each instruction of a `jax.stages.Compiled`; None if its device gives no assignment.
 
-    A loop's body is listed once. The step where the backward begins is found from the names of instructions
-    (`_boundary`).
+    A loop's body is listed once. The names of instructions tell the step where the backward begins (`_boundary`).
     """
     liveness = Liveness.of(compiled)
     if liveness is None:
@@ -43,7 +42,7 @@ def held(compiled: Any) -> Lifetimes | None:
 
 
 def one_after_the_other(forward: Lifetimes, backward: Lifetimes, residuals: Sequence[Lifetime]) -> Lifetimes:
-    """Two programs joined, the forward before the backward; the residuals are alive throughout."""
+    """Join two programs, the forward before the backward; the residuals are alive throughout."""
     count = len(forward.moments)
     moments = [
         *(replace(m, side=Side.FORWARD) for m in forward.moments),
@@ -64,10 +63,10 @@ def _places(instructions: Instructions) -> Callable[[Instruction], Place]:
 
 
 def _boundary(executed: Sequence[Instruction]) -> int:
-    """The step that best divides the instructions into those without a cotangent and those with one.
+    """Return the step that best divides the instructions into a part without cotangents and a part with them.
 
     It minimises the variance within the two parts, as a regression tree does, since recomputed instructions carry no
-    cotangent. Only instructions of the user's count.
+    cotangent. Only instructions of the user's code count.
     """
     named = [step for step, i in enumerate(executed) if i.is_users]
     late = list(accumulate((_BACKWARD in executed[step].name for step in named), initial=0))
@@ -82,10 +81,10 @@ def _boundary(executed: Sequence[Instruction]) -> int:
 
 
 def _buffers(liveness: Liveness, times: Sequence[int], place_of: Callable[[Instruction], Place]) -> Iterator[Lifetime]:
-    """The values as buffers, with the op that writes them; bytes that two values share belong to the later one.
+    """Yield the values as buffers, with the op that writes them; bytes that two values share belong to the later value.
 
-    An array that a loop fills belongs to the instruction of the body that writes it, from the time that it is
-    allocated. A copy belongs to the op that is copied, and an array that XLA adds for an op of the user's to that op.
+    An array that a loop fills belongs to the instruction of the body that writes it, from its allocation on. A copy
+    belongs to the copied op. An array that XLA adds for an op of the user belongs to this op.
     """
     sizes: dict[tuple[int, int, Instruction], int] = defaultdict(int)
     instructions = liveness.instructions
@@ -103,13 +102,13 @@ def _buffers(liveness: Liveness, times: Sequence[int], place_of: Callable[[Instr
 
 
 def _op(i: Instruction) -> str:
-    """The primitive that an instruction was lowered from, or its own name."""
+    """Return the primitive that an instruction was lowered from, or its own name."""
     name = i.name.rpartition("/")[2]
     return i.opcode if "(" in name or not name else name
 
 
 def _slots(values: Sequence[HeldValue]) -> Iterator[tuple[int, HeldValue, int, int]]:
-    """Size, value, start and end of each stay of a value in a slot; each value covers whole slots."""
+    """Yield size, value, start and end of each stay of a value in a slot; each value covers whole slots."""
     bounds = sorted({edge for v in values for edge in (v.offset, v.offset + v.size)})
     rank = {bound: i for i, bound in enumerate(bounds)}
     sharing: dict[int, list[HeldValue]] = defaultdict(list)
@@ -122,7 +121,7 @@ def _slots(values: Sequence[HeldValue]) -> Iterator[tuple[int, HeldValue, int, i
 
 
 def _newest(values: Sequence[HeldValue]) -> Iterator[tuple[HeldValue, int, int]]:
-    """When each value of one slot is the newest there; of those that begin together, the longest-lived counts."""
+    """Yield the times when each value of a slot is the newest; if values begin together, the longest-lived counts."""
     waiting = sorted(values, key=lambda v: (v.start, v.end), reverse=True)
     alive: list[HeldValue] = []  # the newest last
     since = 0

@@ -1,7 +1,7 @@
 """Hold the instructions of a compiled program, and find the user's op for each.
 
 XLA fuses and copies ops, adds arrays of its own and writes into the stacks of loops. From an instruction without a
-source line, the search goes back to the instructions that it is computed from, or else forward to those that read it.
+source line, the search goes back to the instructions of its operands, or else forward to its readers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from jointcut.aot.report.frames import Frames
 Index = tuple[int, ...]  # position in a tuple-shaped result
 
 _BARRIERS = ("/optimization_barrier", "/jit(optimization_barrier)")  # inlined, and as calls (`jaxprs`)
-_NEAR = 64  # most instructions without a line that one search visits
+_NEAR = 64  # the most instructions without a line that one search visits
 
 
 @dataclass(frozen=True)
 class Instruction:
     """The parts of an instruction that lifetimes need.
 
-    `name` and `frame` are the name stack and the stack frame that it was lowered from; `operands` and `called` are ids
-    of instructions and computations, `element` is of a tuple, `trips` of a loop.
+    `name` and `frame` are the name stack and the stack frame that it was lowered from. `operands` are ids of
+    instructions, `called` ids of computations. `element` is the index of a tuple's element, `trips` the number of steps
+    of a loop.
     """
 
     opcode: str
@@ -37,12 +38,12 @@ class Instruction:
 
     @property
     def is_placed(self) -> bool:
-        """Whether it was lowered from a known line of the user's."""
+        """Whether it was lowered from a known line of the user's code."""
         return self.is_users and self.frame != 0
 
     @property
     def is_users(self) -> bool:
-        """Whether it was lowered from an op of the user's: not an argument, added by XLA, or a barrier of jointcut."""
+        """Whether it was lowered from an op of the user, not an argument, added by XLA, or a barrier of jointcut."""
         return bool(self.name) and self.opcode != "parameter" and not self.name.endswith(_BARRIERS)
 
     @property
@@ -62,7 +63,7 @@ class Instructions:
     frames: Frames
 
     def writer(self, identity: int, index: Index = (), depth: int = 12) -> Instruction:
-        """The named instruction that computes a result; that of a loop is in its body."""
+        """Return the named instruction that computes a result; for a loop's result, it is in the loop's body."""
         outer = self.by_id[identity]
         source = self._source(outer, index) if depth else None
         inner = outer if source is None else self.writer(*source, depth - 1)
@@ -74,13 +75,13 @@ class Instructions:
         return {loop.called[1]: loop.called[0] for loop in self.by_id.values() if loop.opcode == "while"}
 
     def named(self, instruction: Instruction) -> Instruction:
-        """The instruction if its line is known, else the first known one that its operands come from, else itself."""
+        """Return the instruction if its line is known; else the first known origin of its operands, or itself."""
         seen: set[tuple[int, Index]] = set()
         operands = () if instruction.is_placed else instruction.operands
         return next(filter(None, (self._origin(operand, (), seen) for operand in operands)), instruction)
 
     def reader(self, identity: int) -> Instruction | None:
-        """The nearest instruction with a known line that reads a result, directly or through others; else None."""
+        """Return the nearest instruction with a known line that reads a result, directly or not; None without one."""
         queue, seen = [identity], {identity}
         for result in queue:
             for reader in self._readers.get(result, ()):
@@ -101,7 +102,7 @@ class Instructions:
         return readers
 
     def _origin(self, identity: int, index: Index, seen: set[tuple[int, Index]]) -> Instruction | None:
-        """The nearest instruction with a known line that a result comes from, or None."""
+        """Return the nearest instruction with a known line that a result comes from, or None."""
         instruction = self.by_id[identity]
         if instruction.is_placed:
             return self.writer(identity, index)
@@ -117,7 +118,7 @@ class Instructions:
         return next(filter(None, (self._origin(operand, index, seen) for operand in instruction.operands)), None)
 
     def filled(self) -> dict[int, Instruction]:
-        """For each array that a loop fills, the instruction of the loop's body that writes it."""
+        """Map each array that a loop fills to the instruction of the loop's body that writes it."""
         writers: dict[int, Instruction] = {}
         for identity, loop in self.by_id.items():
             carry = self.by_id[loop.operands[0]] if loop.opcode == "while" else None
@@ -129,19 +130,19 @@ class Instructions:
         return writers
 
     def _is_blank(self, identity: int) -> bool:
-        """Whether an instruction only makes room: a copy, or one number everywhere."""
+        """Whether an instruction only allocates an array: a copy, or one number everywhere."""
         instruction = self.by_id[identity]
         root = self.by_id[self.roots[instruction.called[0]]] if instruction.opcode == "fusion" else instruction
         return root.opcode in ("broadcast", "copy", "bitcast") and bool(root.operands)
 
     def _source(self, instruction: Instruction, index: Index) -> tuple[int, Index] | None:
-        """The result that an instruction passes on, or that its body computes; None where it computes itself."""
+        """Return the result that an instruction passes on, or that its body computes; None if it computes its own."""
         opcode, operands = instruction.opcode, instruction.operands
         if opcode in ("while", "conditional"):
             return self.roots[instruction.called[0]], index  # a loop calls its body, then its condition
         if opcode == "fusion":
             return self._updated(instruction)
-        if opcode == "parameter" and index:  # of a loop's body or condition: the result of the step before
+        if opcode == "parameter" and index:  # of a loop's body or condition: the result of the previous step
             return self.roots[self.bodies.get(instruction.computation, instruction.computation)], index
         if instruction.is_called_barrier or (opcode == "tuple" and index):
             return operands[index[0] if index else 0], index[1:]
@@ -154,7 +155,7 @@ class Instructions:
         return None
 
     def _updated(self, fusion: Instruction) -> tuple[int, Index] | None:
-        """The result that a fusion writes into an array that it updates; None where it updates none."""
+        """Return the result that a fusion writes into an array; None if it updates no array."""
         root = self.by_id[self.roots[fusion.called[0]]]
         if root.opcode != "dynamic-update-slice":
             return None

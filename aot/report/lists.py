@@ -1,7 +1,7 @@
-"""List what is saved, what runs again, and what other budgets would cost.
+"""List the saved arrays, the ops that run again, and the cost of other budgets.
 
-The rows come from a cut's graph and plan, with prices by its planner. Those of other budgets hold predictions, or the
-figures of plans that were compiled.
+The rows come from a cut's graph and plan, with prices by its planner. Rows of other budgets hold predictions, or the
+figures of compiled plans.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jointcut.aot.fitting.pareto import Pareto, ParetoPoint
+from jointcut.aot.planning.budgets.pareto import Pareto, ParetoPoint
 from jointcut.aot.report.tried import SHARES, Met
 from jointcut.partition.drawing.picture import file_and_line, type_of
 from jointcut.partition.figures import human_bytes
-from jointcut.partition.plans.plan import Plan, in_segments
+from jointcut.partition.plans.loops_told import in_segments
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.saved import DEVICE, Saved
 from jointcut.partition.prices.flops import flops
-from jointcut.partition.program.graph import OPEN_LOOP, STEP, Graph, Op
+from jointcut.partition.program.graph import BRANCHES, OPEN_LOOP, STEP, Graph, Op
 from jointcut.partition.program.outline import PSEUDO, Outline
+from jointcut.partition.program.sides import first_met
 from jointcut.partition.search.budget import Planner
 
-_MOST_NAMES = 3  # of ops on a line
+_MOST_NAMES = 3  # names of ops on a line
 
 
 @dataclass(frozen=True)
 class SavedRow:
-    """One saved array: its `bytes` (all copies of a loop), its type, and the op, module and user's line that make it.
+    """One saved array: its `bytes` (all copies of a loop), its type, and the op, module and user's line that made it.
 
-    `needed_by` names the ops of the backward that read it, `reason` says why it is not recomputed, `value` is its id in
-    the graph, and `memory` where it waits, "device" or "pinned_host".
+    `needed_by` names the ops of the backward that read it. `reason` says why it is not recomputed. `value` is its id in
+    the graph, and `memory` the memory that holds it, "device" or "pinned_host".
     """
 
     value: int
@@ -45,7 +47,7 @@ class SavedRow:
 
 @dataclass(frozen=True)
 class AgainRow:
-    """The ops of one line of the user's that run again: how many, their names, flops and seconds."""
+    """The ops of one line of the user's code that run again: their number, names, flops and seconds."""
 
     path: str
     line: str
@@ -56,7 +58,7 @@ class AgainRow:
 
 
 def by_line(rows: Iterable[AgainRow]) -> list[list[AgainRow]]:
-    """The rows in groups that differ by module alone, in the order given."""
+    """Return the rows in groups that differ by module alone, in the given order."""
     groups: dict[AgainRow, list[AgainRow]] = defaultdict(list)
     for row in rows:
         groups[replace(row, path="")].append(row)
@@ -68,11 +70,11 @@ class LessRow:
     """A plan within a `share` of this one's peak, or the smallest plan (a share of 0).
 
     `budget` is the text to type for it; it was tried, and `peak_bytes` is the peak of the compiled step. Without a
-    budget nothing was compiled: the peak is predicted, None where no plan was found. `extra_seconds` is the plan's time
-    beyond this one's, `extra_share` the same over the predicted time of a step. `freed` are the arrays that it no
-    longer saves, `kept` those that it saves instead, both largest first; `freed_bytes` and `kept_bytes` are their
-    sums. `again` names the further ops that it runs again, `lines` lists them by the user's line, longest time first.
-    `segments` are its loops that run in segments, as in `Plan.loops_in_segments`.
+    budget nothing was compiled: the peak is predicted, or None if no plan was found. `extra_seconds` is the additional
+    time of the plan, `extra_share` this time over the predicted time of a step. `freed` lists the arrays that the plan
+    no longer saves, `kept` the arrays that it saves instead, both largest first; `freed_bytes` and `kept_bytes` are
+    their sums. `again` names the further ops that run again, and `lines` lists them by the user's line, longest time
+    first. `segments` are the loops that run in segments, as in `Plan.loops_in_segments`.
     """
 
     share: float
@@ -93,12 +95,12 @@ class Lists:
     """The rows of a report, for plans of one program."""
 
     def __init__(self, planner: Planner, outline: Outline) -> None:
-        """`planner` prices the ops, `outline` gives the module and line of each."""
+        """Take a planner, which prices the ops, and an outline, which gives the module and line of each op."""
         self.planner, self.outline = planner, outline
         self.graph: Graph = planner.graph
 
     def saved(self, plan: Plan) -> tuple[SavedRow, ...]:
-        """The saved arrays of a plan, largest first."""
+        """Return the saved arrays of a plan, largest first."""
         late = {*plan.recomputed, *plan.deferred, *self.planner.problem.sides.backward}
         rows = (self._saved(s, plan, late) for s in plan.saved)
         return tuple(sorted(rows, key=lambda row: (-row.bytes, row.value)))
@@ -114,13 +116,13 @@ class Lists:
         return SavedRow(s.value, s.bytes, type_, s.op, path, line, self._needed_by(s.value, late), reason, s.memory)
 
     def _instead(self, s: Saved, plan: Plan) -> str:
-        """The reason that names what would be saved to compute a value again; empty where nothing would."""
+        """Return a reason that names the values to save instead of a value; empty if there are none."""
         graph, verdicts, saved = self.graph, self.planner.problem.verdicts, {*plan.values} - {s.value}
 
         def stops(v: int, op: Op) -> bool:
             return v in saved or (bool(verdicts[v].not_recomputed) and op.name not in PSEUDO)
 
-        values = [v for v in graph.first_met([s.value], stops) if v not in saved]
+        values = [v for v in first_met(graph, [s.value], stops) if v not in saved]
         if not values:
             return ""
         largest = max(values, key=lambda v: (self.planner.problem.prices[v], -v))
@@ -128,19 +130,19 @@ class Lists:
         maker = graph.maker_of(largest)
         assert maker is not None, "first_met finds what an op computes"
         rest = f" and {len(values) - 1} more" if len(values) > 1 else ""
-        name = "the loop" if maker.name == OPEN_LOOP else maker.name
+        name = {OPEN_LOOP: "the loop", BRANCHES: "the conditional"}.get(maker.name, maker.name)
         why = verdicts[largest].not_recomputed.removeprefix(f"{maker.name} is ")
         source = f"{name} at {file_and_line(self.outline.lines[maker.id])}{rest}"
         source = f"the heavy {source}" if why == "heavy" else f"{source} ({why})"
         return f"to compute it again, {size} would be kept in its place: {source}"
 
     def path(self, op: int) -> str:
-        """The module path of an op."""
+        """Return the module path of an op."""
         scope = self.outline.scope_of.get(op, 0)
         return self.outline.path(scope) if scope else ""
 
     def _needed_by(self, value: int, late: set[int]) -> str:
-        """The ops of the backward that read a value, the first few by name."""
+        """Return the names of the ops of the backward that read a value, the most frequent first."""
         readers = [op for op in self._readers(value) if op.id in late]
         counts = Counter(op.name for op in readers)
         names = [name if n == 1 else f"{n} {name}" for name, n in counts.most_common(_MOST_NAMES)]
@@ -156,11 +158,11 @@ class Lists:
                 yield op
 
     def again(self, plan: Plan) -> tuple[AgainRow, ...]:
-        """The ops that run twice, by the user's line and module, longest time first."""
+        """Return the ops that run twice, by the user's line and module, longest time first."""
         return self._by_line(self.twice(plan), self.path)
 
     def _by_line(self, ids: Iterable[int], path_of: Callable[[int], str]) -> tuple[AgainRow, ...]:
-        """Ops that run again, grouped by the user's line and by `path_of`, longest time first."""
+        """Group ops that run again by the user's line and by `path_of`, longest time first."""
         groups: dict[tuple[str, str], list[Op]] = defaultdict(list)
         for i in ids:
             groups[self.outline.lines[i], path_of(i)].append(self.graph.ops[i])
@@ -171,28 +173,29 @@ class Lists:
         return tuple(sorted(rows, key=lambda row: (-row.seconds, -row.flops, row.line)))
 
     def twice(self, plan: Plan) -> list[int]:
-        """The ops that run in the forward and again in the backward, without those of loops in segments.
+        """Return the ops that run in the forward and again in the backward, without the ops of loops in segments.
 
-        Those that run a third time stand there twice.
+        An op that runs a third time is listed twice.
         """
         return [i for i in plan.reruns(self.graph) if self.graph.ops[i].name not in PSEUDO]
 
     def seconds(self, op: Op) -> float:
-        """Predicted seconds of one more run of an op, over all steps of its loops."""
+        """Return the predicted seconds of one more run of an op, over all steps of its loops."""
         return self.planner.problem.seconds[op.id]
 
     def flops(self, op: Op) -> float:
-        """Flops of an op, over all steps of its loops."""
+        """Return the flops of an op, over all steps of its loops."""
         once = 0.0 if op.payload is None or op.name in PSEUDO else flops(op.payload) or 0.0
-        return once * self.graph.trips[self.graph.loop_of(op)]
+        loop = self.graph.loop_of(op)
+        return once * self.graph.trips[loop] / self.graph.rivals[loop]
 
     def step_flops(self) -> float:
-        """Flops of a step in which nothing runs twice."""
+        """Return the flops of a step in which no op runs twice."""
         loops = self.graph.bodies  # the ops of their bodies are counted one by one
         return sum(self.flops(op) for op in self.graph.ops if op.id not in loops)
 
     def tried(self, plan: Plan, met: Iterable[Met], here: ParetoPoint) -> tuple[LessRow, ...]:
-        """The differences of the plans of budgets that were met from this one."""
+        """Return the differences between this plan and the plans for the budgets that were met."""
         return tuple(self._tried(plan, budget, here) for budget in met)
 
     def _tried(self, plan: Plan, met: Met, here: ParetoPoint) -> LessRow:
@@ -201,9 +204,9 @@ class Lists:
         return replace(self._less(plan, met.share, place, here), budget=met.budget)
 
     def less(self, plan: Plan, front: Pareto, here: ParetoPoint) -> tuple[LessRow, ...]:
-        """The differences of the predicted plans for each of `SHARES`, and of the smallest of all, from this one.
+        """Return the differences between this plan and the predicted plans for `SHARES` and for the least peak.
 
-        The first share that no plan holds has a row without a peak; smaller shares have none.
+        The first share that no plan holds gets a row without a peak; smaller shares get no row.
         """
         rows: list[LessRow] = []
         for share in SHARES:
@@ -213,7 +216,7 @@ class Lists:
                 break
             row = self._less(plan, share, min(fitting, key=lambda p: p.seconds), here)
             if rows and rows[-1].peak_bytes == row.peak_bytes:
-                rows.pop()  # the same plan holds the smaller share as well
+                rows.pop()  # the same plan also holds the smaller share
             rows.append(row)
         least = min(front, key=lambda p: p.peak_bytes, default=here)
         if least.peak_bytes < here.peak_bytes and all(row.peak_bytes != least.peak_bytes for row in rows):
@@ -244,5 +247,5 @@ class Lists:
 
 
 def _names(ops: Sequence[Op]) -> str:
-    """The names of all ops with their counts, most frequent first."""
+    """Return the names of all ops with their counts, most frequent first."""
     return ", ".join(name if n == 1 else f"{n} {name}" for name, n in Counter(op.name for op in ops).most_common())

@@ -1,7 +1,7 @@
-"""Read from a compiled program which values are alive at each instruction.
+"""Read from a compiled program the values that are alive at each instruction.
 
 Every XLA executable holds the order of its instructions and the offset of each value in its temporary memory (the temp
-allocation). A value lives from the instruction that defines it to the last one that reads it.
+allocation). A value lives from the instruction that defines it to its last reader.
 
 Lifetimes follow `xla/hlo/utils/hlo_live_range.cc`, so the peak of live bytes is the size of the temp allocation, except
 for gaps between values.
@@ -23,7 +23,7 @@ Held = dict[Index, int]  # the value at each index of a result
 
 NO_WORK = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 CALLERS = {"while", "call", "conditional"}
-_NOT_TEMP = (3, 5, 7, 12)  # fields of an allocation: is thread-local, a parameter, maybe a result, a constant
+_NOT_TEMP = (3, 5, 7, 12)  # flags of an allocation: thread-local, a parameter, maybe a result, a constant
 PASS_THROUGH = {"bitcast", "opt-barrier", "add-dependency", "while"}
 
 
@@ -95,7 +95,7 @@ def read_instructions(module: Message) -> Instructions:
 
 
 def trips(raw: Message) -> int:
-    """Number of steps of a loop where XLA knows it; else 1."""
+    """Return the number of steps of a loop if XLA knows it; else 1."""
     config = raw.get(43, [b""])[0]
     if raw[2][0] != b"while" or not config.startswith(b"{"):
         return 1
@@ -103,9 +103,9 @@ def trips(raw: Message) -> int:
 
 
 def flatten(instructions: Instructions, computation: int, order: RunOrder, in_loop: bool = False) -> list[int]:
-    """Add a computation and those that it calls to the order; return the times at which work is done, as executed.
+    """Add a computation and its called computations to the order; return the times of work, as executed.
 
-    The body of a loop inside a loop is executed once, since repeating it would add nothing new.
+    The body of a loop inside a loop is listed once, since repeating it would add nothing new.
     """
     executed: list[int] = []
     for identity in instructions.sequences[computation]:
@@ -123,7 +123,7 @@ def flatten(instructions: Instructions, computation: int, order: RunOrder, in_lo
 
 
 def definitions(assignment: Message) -> dict[int, Held]:
-    """The values that each instruction defines."""
+    """Return the values that each instruction defines."""
     defined: dict[int, Held] = defaultdict(dict)
     for value in map(decode, assignment[1]):
         place = decode(value[3][0])
@@ -132,7 +132,7 @@ def definitions(assignment: Message) -> dict[int, Held]:
 
 
 class Holdings:
-    """The values in the result of each instruction: those that it defines, and those that it passes on."""
+    """The values in the result of each instruction: the values that it defines or passes on."""
 
     def __init__(self, instructions: Instructions, defined: dict[int, Held]) -> None:
         self.instructions = instructions
@@ -141,13 +141,13 @@ class Holdings:
         self.arguments = dict(call_arguments(instructions))
 
     def of(self, identity: int) -> Held:
-        """The values in the result of one instruction."""
+        """Return the values in the result of one instruction."""
         if identity not in self.known:
             self.known[identity] = self.passed(identity) | self.defined.get(identity, {})
         return self.known[identity]
 
     def passed(self, identity: int) -> Held:
-        """The values that an instruction passes on from its operands."""
+        """Return the values that an instruction passes on from its operands."""
         instruction = self.instructions.by_id[identity]
         opcode, operands = instruction.opcode, instruction.operands
         if opcode == "tuple":
@@ -163,7 +163,7 @@ class Holdings:
 
 
 def call_arguments(instructions: Instructions) -> Iterator[tuple[int, int]]:
-    """Each parameter of a called computation with the caller's operand for it."""
+    """Yield each parameter of a called computation with the caller's operand for it."""
     for sequence in instructions.sequences.values():
         for caller in (instructions.by_id[i] for i in sequence):
             if caller.opcode not in CALLERS:
@@ -177,7 +177,7 @@ def call_arguments(instructions: Instructions) -> Iterator[tuple[int, int]]:
 
 
 def last_uses(instructions: Instructions, order: RunOrder, holdings: Holdings) -> dict[int, int]:
-    """The last time at which each value is read.
+    """Return the last time at which each value is read.
 
     Values in a computation's result live until it ends, and a loop's values until its condition ends.
     """
@@ -202,18 +202,18 @@ def last_uses(instructions: Instructions, order: RunOrder, holdings: Holdings) -
 
 
 def parameter_of(instructions: Instructions, computation: int) -> int:
-    """The one parameter of a loop's condition or body."""
+    """Return the only parameter of a loop's condition or body."""
     return next(i for i in instructions.sequences[computation] if instructions.by_id[i].opcode == "parameter")
 
 
 def keep(ends: dict[int, int], held: Held, time: int) -> None:
-    """Let these values live at least until a time."""
+    """Let values live at least until a time."""
     for value in held.values():
         ends[value] = max(ends[value], time)
 
 
 def temp_values(assignment: Message, order: RunOrder, ends: dict[int, int]) -> list[HeldValue]:
-    """The values in the temp allocations, those without a flag of `_NOT_TEMP`."""
+    """Return the values in the temp allocations, which have no flag of `_NOT_TEMP`."""
     places = ((number(v, 1), decode(v[3][0])) for v in map(decode, assignment[1]))
     defined = {identity: (number(place, 4), tuple(packed(place, 3))) for identity, place in places}
     values: list[HeldValue] = []

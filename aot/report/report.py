@@ -1,8 +1,8 @@
-"""Report what is saved, what is recomputed, and what it costs.
+"""Report the saved arrays, the recomputed ops, and the costs.
 
-`loss.explain(*args)` and `cut.explain()` give a `Report`. So does `aot.explain(f, *args)` for any other function: then
-it says what `jax.vjp` keeps, and what jointcut would keep. A report prints as a table, appears as a page in Jupyter,
-and is written to a file by `save`.
+`loss.explain(*args)` and `cut.explain()` give a `Report`. So does `aot.explain(f, *args)` for any other function; this
+report lists the arrays that `jax.vjp` keeps, and the bytes that jointcut would keep. A report prints as a table,
+appears as a page in Jupyter, and is written to a file by `save`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from jointcut.aot.choices.target import Target
-from jointcut.aot.fitting.axes import optional
-from jointcut.aot.fitting.pareto import Pareto
-from jointcut.aot.report import drawing, table
+from jointcut.aot.options.target import Target
+from jointcut.aot.planning.budgets.pareto import Pareto
+from jointcut.aot.report import tabular
 from jointcut.aot.report.derived import DerivedRow, in_words
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
-from jointcut.partition.lower.lifetimes import Lifetimes
-from jointcut.partition.plans.plan import ALL_SAVED, PLAIN_JAX, Plan, in_segments
+from jointcut.partition.lower.memory.lifetimes import Lifetimes
+from jointcut.partition.plans.loops_told import in_segments
+from jointcut.partition.plans.plan import ALL_SAVED, PLAIN_JAX, Plan
 from jointcut.partition.program.bodies import Nested
 
 JSON = dict[str, Any]
@@ -40,7 +40,7 @@ JSON = dict[str, Any]
 _HINT = "report.table(everything=True)"  # lists all rows
 
 #: Accuracy of predicted peaks, from the programs of the tests and of `make bench`.
-PEAKS = "predicted peaks were mostly 0.9 to 1.1 of the compiled ones on a CPU"
+PEAKS = "predicted peaks were mostly 0.6 to 1.3 of the compiled ones on a CPU"
 
 #: Accuracy of predicted times, from `make bench`.
 TIMES = "predicted times were 0.55 to 1.25 of the measured ones, 0.95 in the middle"
@@ -55,17 +55,17 @@ _WHAT = {
 }
 
 #: The endings of file names that `Report.save` takes.
-FORMATS = (".html", ".png", ".svg", ".pdf", ".json", ".txt")
+FORMATS = (".html", ".json", ".txt")
 
 
 @dataclass(frozen=True)
 class Totals:
     """The figures of a plan.
 
-    Bytes: `saved_bytes` between the halves, `forward_bytes` and `backward_bytes` the most that temporaries take at
-    once in each half, `fixed_bytes` of arguments and results, `peak_bytes` the predicted peak of the whole step.
-    `again_ops`, `again_flops` and `again_seconds` are of ops that run twice, `step_flops` of a step without them.
-    `offloaded_bytes` wait in host memory between the halves.
+    `saved_bytes` lie between the halves. `forward_bytes` and `backward_bytes` are the peaks of temporaries in each
+    half. `fixed_bytes` are arguments and results, and `peak_bytes` is the predicted peak of the whole step.
+    `again_ops`, `again_flops` and `again_seconds` count ops that run twice; `step_flops` are the flops of a step
+    without them. `offloaded_bytes` are in host memory between the halves.
     """
 
     saved_bytes: int
@@ -83,7 +83,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Account:
-    """XLA's figures in bytes: temporaries and peak of the step, and those of plain JAX."""
+    """XLA's figures in bytes: temporaries and peak, of the step and of plain JAX's step."""
 
     temp_bytes: int
     peak_bytes: int
@@ -98,24 +98,24 @@ class Report:
     `print` shows a table, Jupyter a page, and `save` writes either to a file.
 
     Attributes:
-        name: of the function.
-        plan: which arrays are saved and which ops are recomputed.
-        totals: figures of the plan.
-        plain: figures of plain JAX.
+        name: the name of the function.
+        plan: the choice of saved arrays and recomputed ops.
+        totals: the figures of the plan.
+        plain: the figures of plain JAX.
         saved: the saved arrays, largest first.
         again: the ops that run twice, by the user's line.
-        less: the cost of smaller budgets. Where the step was compiled, each of them was tried and holds.
-        front: the Pareto front of plans, with this one as the chosen one. Where the step was compiled, predicted peaks
-            are scaled so that this plan's is XLA's.
-        account: XLA's figures, None where nothing was compiled (`cut.explain(measure=False)`).
-        backend: where the step runs: "cpu", "gpu", "tpu", or the name of its target.
-        life: the arrays alive at each step: at XLA's instructions where it was compiled, else in a replay of the plan.
-        plain_life: the same of plain JAX.
+        less: the cost of smaller budgets. If the step was compiled, each budget was tried and holds.
+        front: the Pareto front of plans; this plan is the chosen one. If the step was compiled, the predicted peaks are
+            scaled so that this plan's peak equals XLA's.
+        account: XLA's figures; None if nothing was compiled (`cut.explain(measure=False)`).
+        backend: the backend of the step: "cpu", "gpu", "tpu", or the name of its target.
+        life: the arrays alive at each step: at XLA's instructions if it was compiled, else in a replay of the plan.
+        plain_life: the same for plain JAX.
         sections: the sections of the page, as plain JSON.
-        default_saved_bytes: bytes that jointcut's default plan would save, in a report of plain JAX.
-        tried: the smaller budgets that were tried, None where nothing was compiled.
-        derived: where derivatives may differ from JAX's, by rule and line.
-        target: the device that the step was planned for, None for JAX's default device.
+        default_saved_bytes: the bytes that jointcut's default plan would save, in a report of plain JAX.
+        tried: the smaller budgets that were tried; None if nothing was compiled.
+        derived: the derivatives that may differ from JAX's, by rule and line.
+        target: the device that the step was planned for; None for JAX's default device.
     """
 
     name: str
@@ -147,26 +147,27 @@ class Report:
         return f"<Report of {self.name}: {arrays}, {human_bytes(self.totals.saved_bytes)} saved>"
 
     def __str__(self) -> str:
-        """The table, in colour in a terminal, plain in a pipe."""
+        """Return the table, in colour in a terminal, plain in a pipe."""
         return self.table()
 
     # ------------------------------------------------------------------------------------------------- in words
 
     def table(self, everything: bool = False, in_colour: bool | None = None, hint: str = _HINT) -> str:
-        """The report as text of at most 100 columns: peak and time, saved arrays, repeated ops, smaller budgets.
+        """Return the report as text of at most 100 columns: peak and time, saved arrays, repeated ops, smaller budgets.
 
-        `everything` lists all rows, and `hint` says how to list them; `in_colour` depends on the terminal where None.
+        `everything` lists all rows, and `hint` says how to list them. If `in_colour` is None, it depends on the
+        terminal.
         """
-        return table.written(self._parts(everything, hint), in_colour)
+        return tabular.written(self._parts(everything, hint), in_colour)
 
     def _parts(self, everything: bool, hint: str) -> Iterator[RenderableType]:
-        yield table.headline(self.name, f", {self.subtitle}")
+        yield tabular.headline(self.name, f", {self.subtitle}")
         yield self._figures()
-        yield from table.notes(self.remarks)
+        yield from tabular.notes(self.remarks)
         parts = (
-            table.saved(self.saved, everything, hint),
-            table.again(self.again, everything),
-            table.less(self.less, self.peak_bytes, self.tried),
+            tabular.saved(self.saved, everything, hint),
+            tabular.again(self.again, everything),
+            tabular.less(self.less, self.peak_bytes, self.tried),
         )
         for part in parts:
             lines = list(part)
@@ -184,12 +185,12 @@ class Report:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the step: of the compiled step where it was compiled, else predicted."""
+        """The peak of the compiled step, or the predicted peak if nothing was compiled."""
         return self.totals.peak_bytes if self.account is None else self.account.peak_bytes
 
     @property
     def plain_peak_bytes(self) -> int | None:
-        """The peak of plain JAX's compiled step; None where nothing was compiled, as predictions are often too low."""
+        """The peak of plain JAX's compiled step; None if nothing was compiled, since predictions are often too low."""
         return None if self.account is None else self.account.plain_peak_bytes
 
     @property
@@ -203,27 +204,27 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """A sentence on the bytes that the forward keeps."""
+        """A sentence on the bytes that the forward keeps for the backward."""
         ours = f"The forward keeps {human_bytes(self.totals.saved_bytes)} for the backward"
         return ours if self.is_plain else f"{ours}, {self.plan.baseline} {human_bytes(self.plain.saved_bytes)}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks on the totals: how accurate they are, the cost of what runs twice, and `bounds`."""
-        peak = f"the peak is that {table.of_account(self.target)}" if self.account else PEAKS
+        """Remarks on the totals: their accuracy, the cost of the ops that run twice, and `bounds`."""
+        peak = f"the peak is that {tabular.of_account(self.target)}" if self.account else PEAKS
         again = [f"{counted(self.totals.again_ops, 'op')} run twice: {self._price}"] if self.totals.again_ops else []
-        there = table.on_target(self.target, self.peak_bytes, self.time_share is not None, TIMES)
+        there = tabular.on_target(self.target, self.peak_bytes, self.time_share is not None, TIMES)
         return (peak, *there, *again, *self.bounds, *in_words(self.derived))
 
     @property
     def _price(self) -> str:
-        """The cost of what runs twice, in flops and seconds."""
+        """The cost of the ops that run twice, in flops and seconds."""
         more = self.totals.again_flops / max(self.totals.step_flops, 1.0)
         return f"{more:.1%} more flops, {human_seconds(self.totals.again_seconds)} by the model"
 
     @property
     def bounds(self) -> tuple[str, ...]:
-        """Remarks on the saved bytes: loops in segments, what the plan says, the bound, jointcut's default plan."""
+        """Remarks on the saved bytes: loops in segments, the plan's remarks, the bound, jointcut's default plan."""
         lines = [*in_segments(self.plan.loops_in_segments), *self.plan.remarks]
         for loop in [loop for loop in self.plan.nested if loop.is_of_jax][:1]:
             lines.insert(0, f"plain JAX has no gradient through {loop.name}: {ALL_SAVED} is this step with nothing cut")
@@ -251,15 +252,15 @@ class Report:
         if self.time_share is not None:
             first.append(("time of a step, by the model", ("", "", f"{self.time_share:.2f}")))
         rest = [(f"  {name}", self._cells(ours, plain)) for name, ours, plain in self.compared()]
-        return table.figures(first, rest, columns)
+        return tabular.figures(first, rest, columns)
 
     def _cells(self, ours: int, plain: int | None) -> tuple[str, ...]:
         if self.is_plain or plain is None:
             return (human_bytes(ours),)
-        return human_bytes(ours), human_bytes(plain), table.ratio(ours, plain)
+        return human_bytes(ours), human_bytes(plain), tabular.ratio(ours, plain)
 
     def compared(self) -> list[tuple[str, int, int]]:
-        """The figures in bytes except the peak: name, this plan's and plain JAX's."""
+        """Return the figures in bytes, except the peak: the name, this plan's figure and plain JAX's."""
         ours, plain = self.totals, self.plain
         figures = [
             ("saved for the backward", ours.saved_bytes, plain.saved_bytes),
@@ -287,9 +288,9 @@ class Report:
         }
 
     def _first(self) -> Iterator[JSON]:
-        """Peak and time, which the page shows large."""
+        """Yield peak and time, which the page shows large."""
         ours, plain = self.peak_bytes, self.plain_peak_bytes
-        how = PEAKS if self.account is None else table.of_account(self.target)
+        how = PEAKS if self.account is None else tabular.of_account(self.target)
         detail = how if self.is_plain or plain is None else f"{self._against(ours, plain)}; {how}"
         yield {"label": self._peak_name, "value": human_bytes(ours), "detail": detail, "main": True}
         if self.time_share is not None:
@@ -297,7 +298,7 @@ class Report:
             yield {"label": "time of a step, by the model", "value": value, "detail": TIMES, "main": True}
 
     def _rest(self) -> Iterator[JSON]:
-        """The other figures, which the page shows small."""
+        """Yield the other figures, which the page shows small."""
         for name, ours, plain in self.compared():
             detail = _WHAT[name] if self.is_plain else f"{self._against(ours, plain)}. {_WHAT[name]}"
             yield {"label": name, "value": human_bytes(ours), "detail": detail}
@@ -312,25 +313,14 @@ class Report:
         """The page, as one self-contained file."""
         return page(self.data)
 
-    def plot(self, axes: Any = None, by: str = "module") -> Any:
-        """Draw the memory over a step with matplotlib, by "module" or by "line"; returns the axes.
-
-        Without `axes` the figure is pyplot's: a notebook shows it, elsewhere `matplotlib.pyplot.show()` does.
-        Raises `JointcutError` where matplotlib is not installed.
-        """
-        return drawing.memory(self.name, self.sections[0], axes, by)
-
     def _repr_mimebundle_(self, **_: Any) -> Mapping[str, Any]:
-        """Forms for notebooks: the page in a frame, the table, and a picture where matplotlib is installed."""
-        bundle: dict[str, Any] = {"text/plain": self.table(in_colour=False), "text/html": framed(self.html)}
-        with optional():
-            bundle["image/png"] = drawing.picture(self.name, self.sections[0])
-        return bundle
+        """Return the forms for notebooks: the page in a frame, and the table."""
+        return {"text/plain": self.table(in_colour=False), "text/html": framed(self.html)}
 
     # --------------------------------------------------------------------------------------------------- in files
 
     def to_dict(self) -> JSON:
-        """The report as plain JSON: totals, rows, the plan's figures, and XLA's where they are known."""
+        """Return the report as plain JSON: totals, rows, the plan's figures, and XLA's figures if known."""
         return {
             "function": self.name,
             "strategy": self.plan.strategy,
@@ -355,9 +345,8 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report to a file, in the format of its ending, and return the path.
 
-        `.html` is the page, `.png`, `.svg` and `.pdf` the memory over a step, `.json` the result of `to_dict` and
-        `.txt` the table with every row. Raises `JointcutError` for another ending, without matplotlib where it is
-        needed, or where the file cannot be written; then no part of it is left behind.
+        `.html` is the page, `.json` the result of `to_dict` and `.txt` the table with every row. Raises `JointcutError`
+        for another ending, or if the file cannot be written; then no part of the file is left behind.
         """
         path = Path(path)
         if path.suffix not in FORMATS:
@@ -374,18 +363,16 @@ class Report:
         return path
 
     def _content(self, ending: str) -> bytes:
-        """The bytes of a file in one of `FORMATS`."""
+        """Return the bytes of a file in one of `FORMATS`."""
         if ending == ".html":
             return self.html.encode()
         if ending == ".json":
             return (json.dumps(self.to_dict(), indent=1) + "\n").encode()
-        if ending == ".txt":
-            return (self.table(everything=True, in_colour=False) + "\n").encode()
-        return drawing.picture(self.name, self.sections[0], ending.removeprefix("."), dpi=150)
+        return (self.table(everything=True, in_colour=False) + "\n").encode()
 
 
 def _loop(loop: Nested) -> JSON:
-    """A loop whose steps are cut on their own, as plain JSON; bytes and ops are those of one step."""
+    """Return a loop whose steps are cut on their own, as plain JSON; bytes and ops are for one step."""
     return {
         "name": loop.name,
         "trips": loop.trips,

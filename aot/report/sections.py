@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jointcut.aot.choices.limits import limit
+from jointcut.aot.options.limits import limit
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow, by_line
 from jointcut.aot.report.tried import MOST_SECONDS, Tried
 from jointcut.partition.drawing.picture import JSON, file_and_line, reason, shared, short, times
 from jointcut.partition.figures import counted, human_bytes, human_seconds
-from jointcut.partition.plans.plan import in_segments
+from jointcut.partition.plans.loops_told import in_segments
 from jointcut.partition.plans.saved import alike
 
 _SHOWN = 14  # rows before "show all"
@@ -30,7 +30,7 @@ _ORDER = (
 
 
 def without_what_is_shared(paths: Sequence[str]) -> list[str]:
-    """Paths of modules without the outer names that all share; the last name of each path stays.
+    """Return paths of modules without the outer names that all share; the last name of each path stays.
 
     >>> without_what_is_shared(["loss/apply/norm", "loss/apply/step/block", ""])
     ['norm', 'step/block', '']
@@ -41,9 +41,9 @@ def without_what_is_shared(paths: Sequence[str]) -> list[str]:
 
 
 def section(name: str, title: str, lead: str, columns: str, rows: Sequence[Sequence[Any]]) -> JSON:
-    """A table. `columns` are names; ">" marks those of numbers, whose cells are pairs of text and number.
+    """Return a table; ">" marks names of `columns` of numbers, whose cells are pairs of text and number.
 
-    A column "module" is left out where no row has a module.
+    A column "module" is left out if no row has a module.
     """
     named = columns.split(", ")
     if "module" in named and not any(row[named.index("module")] for row in rows):
@@ -67,7 +67,7 @@ def section(name: str, title: str, lead: str, columns: str, rows: Sequence[Seque
 
 
 def sentence(text: str) -> str:
-    """A remark as a sentence.
+    """Return a remark as a sentence.
 
     >>> sentence("2 ops run twice"), sentence("no plan saves less.")
     ('2 ops run twice.', 'No plan saves less.')
@@ -76,7 +76,7 @@ def sentence(text: str) -> str:
 
 
 def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[str] = ()) -> JSON:
-    """The saved arrays; `places` gives the position of each value in the section of the graph.
+    """Return the saved arrays; `places` gives the position of each value in the section of the graph.
 
     `remarks` are added to the text above them.
     """
@@ -95,13 +95,13 @@ def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[st
 
 
 def modules(rows: Sequence[SavedRow | AgainRow]) -> dict[str, str]:
-    """The shown name of each module path: without the outer names that all rows share."""
+    """Return the shown name of each module path: without the outer names that all rows share."""
     paths = [row.path for row in rows]
     return dict(zip(paths, without_what_is_shared(paths), strict=True))
 
 
 def ends(rows: Sequence[SavedRow | AgainRow], path_of: dict[str, str]) -> str:
-    """The modules of a group of rows: the first, and the last if it differs."""
+    """Return the modules of a group of rows: the first, and the last if it differs."""
     first, last = path_of[rows[0].path], path_of[rows[-1].path]
     names = first.split("/"), last.split("/")
     if len(names[0]) != len(names[1]):
@@ -110,7 +110,7 @@ def ends(rows: Sequence[SavedRow | AgainRow], path_of: dict[str, str]) -> str:
 
 
 def _by_line(rows: Sequence[SavedRow]) -> list[str]:
-    """The number of saved arrays, their bytes, and the lines that make most of them."""
+    """Return the number of saved arrays, their bytes, and the lines that make most of the bytes."""
     total = sum(r.bytes for r in rows)
     lines: Counter[str] = Counter()
     for r in rows:
@@ -123,7 +123,7 @@ def _by_line(rows: Sequence[SavedRow]) -> list[str]:
 
 
 def again(rows: Sequence[AgainRow]) -> JSON:
-    """The ops that run twice, by line, and a count of those that take no time."""
+    """Return the ops that run twice, by line, and the number of ops that take no time."""
     path_of = modules(rows)
     cells, free = [], []
     for group in by_line(rows):
@@ -142,7 +142,7 @@ def again(rows: Sequence[AgainRow]) -> JSON:
 
 
 def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
-    """The cost of less memory than `peak_bytes`, the peak of this plan; `tried` are the budgets that were tried."""
+    """Return the cost of less memory than `peak_bytes`, this plan's peak; `tried` are the budgets that were tried."""
     cells = []
     for r in rows:
         bound = within(r, peak_bytes), r.share
@@ -163,7 +163,7 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
 
 
 def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
-    """Sentences on which budgets were tried, and which of them hold."""
+    """Return sentences on the budgets that were tried, and on the budgets that hold."""
     if tried is None:
         text = "These budgets are predictions and may be refused: nothing was compiled. Explain with measure=True "
         return [f"{text}(by default) to have them tried"] if rows else []
@@ -176,15 +176,14 @@ def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
     if tried.refused:
         lines.append(f"No plan was found for {tried.refused}")
     if tried.hopeless:
-        why = "loops keep fewer checkpoints then" if tried.fewer else "every plan is expected to take more"
-        lines.append(f"{tried.hopeless} was not tried: {why}")
+        lines.append(f"{tried.hopeless} was not tried: every plan is expected to take more")
     if not tried.in_time:
         lines.append(f"Trying ended after {MOST_SECONDS:.0f} s. budget=0.0 finds the least memory")
     return lines or ["No plan was found that takes less"]
 
 
 def within(row: LessRow, peak_bytes: int) -> str:
-    """The budget of a row, and how far it is below this plan's peak in per cent."""
+    """Return the budget of a row, and its distance below this plan's peak in per cent."""
     if row.budget:
         limit_bytes = limit(row.budget).peak_bytes or 0
         return f"{row.budget} (−{max(0.0, 1 - limit_bytes / max(peak_bytes, 1)):.0%})"
@@ -192,19 +191,19 @@ def within(row: LessRow, peak_bytes: int) -> str:
 
 
 def extra_time(row: LessRow) -> str:
-    """The extra time of a step, in seconds and in per cent."""
+    """Return the extra time of a step, in seconds and in per cent."""
     sign = "+" if row.extra_seconds >= 0 else "−"
     return f"{sign}{human_seconds(abs(row.extra_seconds))} ({sign}{abs(row.extra_share):.1%})"
 
 
 def saved_change(row: LessRow) -> str:
-    """The change of saved bytes, with its sign."""
+    """Return the change of saved bytes, with its sign."""
     more = row.kept_bytes - row.freed_bytes
     return f"{'+' if more > 0 else '−' if more < 0 else ''}{human_bytes(abs(more))}"
 
 
 def _arrays(rows: Sequence[SavedRow]) -> str:
-    """The bytes of some arrays, in all and by op and line, most bytes first."""
+    """Return the bytes of some arrays, in total and by op and line, most bytes first."""
     if not rows:
         return "nothing"
     sizes: dict[str, list[int]] = defaultdict(list)
@@ -221,7 +220,7 @@ def _arrays(rows: Sequence[SavedRow]) -> str:
 
 
 def _work(row: LessRow) -> str:
-    """The further work of a smaller budget: lines that run again, longest time first, and loops in segments."""
+    """Return the further work of a smaller budget: lines that run again, longest time first, and loops in segments."""
     lines = [r for r in row.lines if r.seconds]
     texts = [f"{human_seconds(r.seconds)} at {file_and_line(r.line)}: {_few(r.ops)}" for r in lines[:_MOST_LINES]]
     if rest := lines[_MOST_LINES:]:
@@ -232,14 +231,14 @@ def _work(row: LessRow) -> str:
 
 
 def _few(ops: str) -> str:
-    """The first kinds of ops in a list, and the number of further kinds."""
+    """Return the first kinds of ops in a list, and the number of further kinds."""
     kinds = ops.split(", ")
     more = [f"{len(kinds) - _KINDS} more kinds"] if len(kinds) > _KINDS + 1 else kinds[_KINDS:]
     return ", ".join([*kinds[:_KINDS], *more])
 
 
 def words() -> JSON:
-    """The glossary of a report."""
+    """Return the glossary of a report."""
     return section("words", "Words", "", "word, what it means", [list(pair) for pair in _WORDS.items()])
 
 

@@ -1,7 +1,7 @@
-"""Try smaller budgets, so that a report lists only those that hold.
+"""Try smaller budgets, so that a report lists only budgets that hold.
 
-A budget is tried as a user would give it: as text, with the whole search, which takes a plan that holds it. The
-search is not repeated when the user gives that budget.
+A budget is tried as a user would give it: as text, with the whole search for a plan that holds it. If the user gives
+this budget later, the search is not repeated.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from jointcut.aot.choices.limits import Budget
+from jointcut.aot.options.limits import Budget
+from jointcut.aot.planning.weighing import Answer
 from jointcut.partition.errors import BudgetError
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.plans.plan import Plan
-
-if TYPE_CHECKING:
-    import jointcut.aot.stages.cut
 
 #: The smaller budgets, as shares of a plan's peak.
 SHARES = (0.9, 0.8, 0.6, 0.4)
@@ -25,10 +22,10 @@ SHARES = (0.9, 0.8, 0.6, 0.4)
 #: No further budget is tried after this time.
 MOST_SECONDS = 60.0
 
-#: A budget is not tried where the least expected temporaries exceed it by this factor.
+#: A budget is not tried if the least expected temporaries exceed it by this factor.
 _HOPELESS = 1.05
 
-#: The least peak is searched for where it should be below this share of the smallest known one.
+#: The least peak is searched for if it is expected below this share of the smallest known peak.
 _WORTH_IT = 0.95
 
 _FIGURES = 3  # significant digits of a budget
@@ -49,17 +46,15 @@ class Met:
 
 @dataclass(frozen=True)
 class Tried:
-    """The budgets that were met, and the first that was not: `refused` by the search, or `hopeless` and not tried.
+    """The budgets that were met, and the first other budget: `refused` by the search, or `hopeless` and not tried.
 
-    `in_time` is False where trying ended after `MOST_SECONDS`. `fewer` is True where loops keep fewer checkpoints under
-    a smaller budget: what is expected then is not known.
+    `in_time` is False if trying ended after `MOST_SECONDS`.
     """
 
     met: tuple[Met, ...] = ()
     refused: str = ""
     hopeless: str = ""
     in_time: bool = True
-    fewer: bool = False
 
     @property
     def last(self) -> Met | None:
@@ -68,7 +63,7 @@ class Tried:
 
 
 def typed(num_bytes: float, up: bool = False) -> str:
-    """A number of bytes as a budget of three digits, rounded down, or up.
+    """Return a number of bytes as a budget of three digits, rounded down, or up.
 
     >>> typed(31_649_000), typed(31_649_000, up=True), typed(999_999), typed(2.5)
     ('31.6 MB', '31.7 MB', '999.0 kB', '2 B')
@@ -82,13 +77,13 @@ def try_budgets(
     peak_bytes: int,
     fixed_bytes: int,
     least_bytes: Callable[[Met | None], float],
-    partition: Callable[[Budget], jointcut.aot.stages.cut.Cut],
+    partition: Callable[[Budget], Answer],
     seconds: Callable[[], float] = time.perf_counter,
 ) -> Tried:
-    """Try the budgets of `SHARES` below a compiled step's peak, and at last the least peak that is found.
+    """Try the budgets of `SHARES` below a compiled step's peak, and at last the least peak.
 
-    `fixed_bytes` of the peak are arguments and results. `least_bytes` gives the fewest temporaries expected of any
-    plan, given the last budget that was met. `partition` gives the cut within a budget, `seconds` is a clock.
+    `fixed_bytes` of the peak are arguments and results. `least_bytes` returns the least temporaries expected of any
+    plan, given the last budget that was met. `partition` returns the cut within a budget, and `seconds` is a clock.
     """
     end, tried = seconds() + MOST_SECONDS, Tried()
     for share in SHARES:
@@ -102,7 +97,7 @@ def try_budgets(
         if met is None:
             tried = replace(tried, refused=budget)
             break
-        tried = replace(tried, met=(*(other for other in tried.met if not _is_same(other, met)), met))
+        tried = replace(tried, met=(*(other for other in tried.met if other.plan.key != met.plan.key), met))
     smallest = peak_bytes if tried.last is None else tried.last.peak_bytes
     if fixed_bytes + least_bytes(tried.last) > _WORTH_IT * smallest:
         return tried
@@ -111,8 +106,8 @@ def try_budgets(
     return replace(tried, met=(*tried.met, *_least(partition, smallest)))
 
 
-def _met(share: float, budget: str, partition: Callable[[Budget], jointcut.aot.stages.cut.Cut]) -> Met | None:
-    """The plan that holds a budget, None where the search refuses it."""
+def _met(share: float, budget: str, partition: Callable[[Budget], Answer]) -> Met | None:
+    """Return the plan that holds a budget; None if the search refuses it."""
     try:
         cut = partition(budget)
     except BudgetError:
@@ -120,17 +115,13 @@ def _met(share: float, budget: str, partition: Callable[[Budget], jointcut.aot.s
     return Met(share, budget, cut.plan, _peak(cut))
 
 
-def _least(partition: Callable[[Budget], jointcut.aot.stages.cut.Cut], below: int) -> Iterable[Met]:
-    """The least peak as a budget that holds, where it is clearly below a peak that is known."""
+def _least(partition: Callable[[Budget], Answer], below: int) -> Iterable[Met]:
+    """Return the least peak as a budget that holds, if it is clearly below a known peak."""
     peak = _peak(partition(0.0))
     met = _met(0.0, typed(peak, up=True), partition) if peak <= _WORTH_IT * below else None
     return [] if met is None or met.peak_bytes > _WORTH_IT * below else [met]
 
 
-def _peak(cut: jointcut.aot.stages.cut.Cut) -> int:
+def _peak(cut: Answer) -> int:
     assert cut.fitted is not None, "a cut within a budget knows its compiled step"
     return cut.fitted.measured.peak_bytes
-
-
-def _is_same(one: Met, other: Met) -> bool:
-    return one.plan.key == other.plan.key

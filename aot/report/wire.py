@@ -1,7 +1,7 @@
 """Read protocol buffers without their schema.
 
 XLA describes an executable in serialised messages. A message is a list of numbered fields; `decode` splits it into
-them. The numbers that callers use are those of `xla/service/hlo.proto`.
+them. Callers use the field numbers of `xla/service/hlo.proto`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def packed(message: Message, name: int) -> Iterator[int]:
-    """The integers of a repeated field, packed or not."""
+    """Yield the integers of a repeated field, packed or not."""
     for value in message.get(name, []):
         if isinstance(value, int):
             yield value
@@ -56,10 +56,10 @@ def packed(message: Message, name: int) -> Iterator[int]:
 
 
 def number(message: Message, name: int) -> int:
-    """An integer field, 0 when absent."""
+    """Return an integer field, 0 if absent."""
     return message.get(name, [0])[0]
 
 
 def text(message: Message, name: int) -> str:
-    """A text field, empty when absent."""
+    """Return a text field, empty if absent."""
     return message.get(name, [b""])[0].decode()

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import runtime
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind, duplicates, refuse_given_up
 from jointcut.wrappers.table import Table
 
@@ -66,9 +66,9 @@ class Binder:
         self._some_static = bool(statics.argnums or statics.argnames)
 
     def ready(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Ready, list[Any]] | None:
-        """The program for a call like the latest one, and the call's leaves; None if it must be bound."""
+        """Return the program for a call like the latest one, and the call's leaves; None if it must be bound."""
         latest = self._latest.get(name)
-        if latest is None or jaxprs.tracing():
+        if latest is None or runtime.tracing():
             return None
         if self._some_static:
             args, kwargs, statics = self._parted(args, kwargs)
@@ -80,14 +80,14 @@ class Binder:
         except (ValueError, AttributeError, TypeError):  # another tree, or other leaves
             return None
         ready = latest.ready.get(types)
-        if ready is None or jaxprs.trace_context() != latest.context:
+        if ready is None or runtime.trace_context() != latest.context:
             return None
         if latest.classes is not None and latest.classes != tuple(map(type, leaves)):
             return None
         return ready, leaves
 
     def ran(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any] | None:
-        """What the program for a call like the latest one returns, alone in a tuple; None if the call must be bound.
+        """Run the program for a call like the latest one, and return its result in a tuple; None if it must be bound.
 
         Raises `CallError` for an array that was given up to an earlier call.
         """
@@ -96,7 +96,7 @@ class Binder:
         (program, consts, tree), leaves = ready
         try:
             return (tree.unflatten(program(*consts, *leaves)),)
-        except (RuntimeError, ValueError):  # as JAX says it
+        except (RuntimeError, ValueError):  # JAX's own words
             refuse_given_up(bind(args, kwargs, self.statics))
             raise
 
@@ -107,7 +107,7 @@ class Binder:
         of_jax = all(isinstance(leaf, jax.Array) for leaf in bound.leaves)
         type_of, classes = (_AVAL, None) if of_jax else (_type_of, tuple(map(type, bound.leaves)))
         statics = _typed((*bound.static_args, *bound.static_kwargs))
-        this = _Latest(bound.tree, classes, jaxprs.trace_context(), statics, type_of, {})
+        this = _Latest(bound.tree, classes, runtime.trace_context(), statics, type_of, {})
         latest = self._latest.get(name)
         if latest is None or latest != this or len(latest.ready) >= KEPT_SIGNATURES:
             latest = self._latest[name] = this
@@ -116,25 +116,25 @@ class Binder:
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Signature, Bound]:
         """The signature of a call, and the call flattened; raises as `bind` does."""
         key, leaves = None, []
-        if not jaxprs.tracing():
+        if not runtime.tracing():
             dynamic, named, statics = self._parted(args, kwargs) if self._some_static else (args, kwargs, ())
             leaves, tree = jax.tree.flatten((dynamic, named))
             try:
                 types = *map(type, leaves), *map(_type_of, leaves)
-                key = tree, types, jaxprs.trace_context(), len(args), statics
+                key = tree, types, runtime.trace_context(), len(args), statics
                 known = self._plain.get(key)
             except (TypeError, ValueError):  # unhashable, or not an array: `bind` raises the proper error
                 key = known = None
             if known is not None and not duplicates(leaves):
                 return known, _with_leaves(known.bound, leaves)
         bound = bind(args, kwargs, self.statics)
-        signature = self.signatures.of((bound.signature(), jaxprs.trace_context()), lambda: Signature(bound))
+        signature = self.signatures.of((bound.signature(), runtime.trace_context()), lambda: Signature(bound))
         if key is not None and bound.is_plain:
             self._plain.of(key, lambda: signature)
         return signature, bound
 
     def _parted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        """The dynamic arguments of a call, by position and by name, and the static ones."""
+        """Return the dynamic arguments of a call, by position and by name, and the static ones."""
         nums, names = self.statics.argnums, self.statics.argnames
         dynamic = tuple(a for i, a in enumerate(args) if i not in nums)
         statics = [(i, a) for i, a in enumerate(args) if i in nums]
@@ -143,7 +143,7 @@ class Binder:
 
 
 def _typed(statics: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
-    """Static arguments with their types, since `1`, `1.0` and `True` are equal."""
+    """Return static arguments with their types, since `1`, `1.0` and `True` are equal."""
     return tuple((key, type(value), value) for key, value in statics)
 
 
@@ -153,7 +153,7 @@ def _type_of(leaf: Any) -> Any:
 
 
 def _with_leaves(bound: Bound, leaves: Sequence[Any]) -> Bound:
-    """A copy of a call with other leaves, including all cached properties."""
+    """Return a copy of a call with other leaves, including all cached properties."""
     copy = object.__new__(Bound)
     copy.__dict__.update(bound.__dict__, leaves=tuple(leaves))
     return copy

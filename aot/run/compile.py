@@ -12,21 +12,21 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.choices.target import Target
+from jointcut.aot.options.target import Target
 from jointcut.partition.errors import RoomError, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.wrappers.record import Record
 
 _BARRIER_PASS = "cse_barrier_expander"
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """Options that preserve the barriers of a loaded program on the default backend, or None if not needed.
+    """Return options that preserve the barriers of a loaded program on the default backend, or None if not needed.
 
-    A program for several platforms or for symbolic sizes has plain barriers (`jaxprs.held`). Up to JAX 0.11, a pass of
-    XLA:CPU removes these.
+    A program for several platforms or for symbolic sizes has plain barriers (`barriers.held`). Up to JAX 0.11, a pass
+    of XLA:CPU removes these.
     """
     if not jaxprs.barriers_expand(jax.default_backend()):
         return None
@@ -36,15 +36,10 @@ def compiler_options() -> dict[str, Any] | None:
 
 
 #: Some products have no kernel of Triton's, and XLA stops ("Couldn't find output tile sizes", "No supported config
-#: found"). Libraries have one for all, with a workspace of 34 MB for a step.
+#: found"). Libraries have a kernel for every product, with a workspace of 34 MB for a step.
 BY_LIBRARIES: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
 
-#: What an H200 took for plain JAX's large steps, over XLA's account of them without it: the least and the greatest
-#: share, and of how many programs. It had jaxlib 0.11.2 and timed no kernels either; the accounts are those of 0.11.2,
-#: and for four programs of 0.10.2 and 0.12. By `benchmarks.account`.
-ON_H200 = (0.99, 1.01, 20)
-
-#: What XLA:TPU says of a program for which the device has too little memory.
+#: XLA:TPU's message for a program that needs more memory than the device has.
 _NO_ROOM = re.compile(r"Ran out of memory.*temporaries \(([\d.]+)([KMG])\)")
 _POWERS = {"K": 10, "M": 20, "G": 30}
 
@@ -57,27 +52,27 @@ def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Com
     if goal is None or goal.is_here:
         return lowered.compile()
     try:
-        return compiled_unseen(lowered) if is_unseen_gpu(goal) else lowered.compile()
+        return compiled_unseen(lowered) if goal.is_unseen_gpu else lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if (found := _NO_ROOM.search(str(error))) is None:
+        if (temp_bytes := no_room(error)) is None:
             raise
-        temp_bytes = round(float(found[1]) * 2 ** _POWERS[found[2]])
         needed, has = human_bytes(temp_bytes), human_bytes(goal.memory_bytes)
         what = f"takes {needed} for temporaries, more than XLA finds on {goal.name}, which has {has} a device."
         cure = "Give a budget, such as aot.function(budget='device'), or a smaller batch."
         raise RoomError(message("The step", what, cure), temp_bytes) from error
 
 
-def is_unseen_gpu(goal: Target | None) -> bool:
-    """Whether a target is a GPU that is not here, so that XLA compiles without it."""
-    return goal is not None and goal.platform != "tpu" and not goal.is_here
+def no_room(error: Exception) -> int | None:
+    """Return the bytes of temporaries for which XLA found no room; None for any other error."""
+    found = _NO_ROOM.search(str(error))
+    return None if found is None else round(float(found[1]) * 2 ** _POWERS[found[2]])
 
 
 def compiled_unseen(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compile a program for a GPU that is not here, with kernels that XLA chooses without timing any.
 
-    No option asks for that. With `xla_gpu_autotune_level=0` XLA would take the first kernel that it can build, and
-    without the device it can build none for some products, so that these went to libraries and took other buffers.
+    No option asks for that. With `xla_gpu_autotune_level=0` XLA would take the first kernel that it can build. Without
+    the device it can build none for some products, so these went to libraries and took other buffers.
     """
     try:
         return lowered.compile()
@@ -89,7 +84,7 @@ def compiled_unseen(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 class ProgramMemory(Record):
     """XLA's account of one compiled program, in bytes of the device's memory.
 
-    `host_bytes` are those of arguments, outputs and temporaries in host memory.
+    `host_bytes` are the bytes of arguments, outputs and temporaries in host memory.
     """
 
     argument_bytes: int
@@ -108,9 +103,9 @@ class ProgramMemory(Record):
 
     @classmethod
     def without_room(cls, lowered: jax.stages.Lowered, temp_bytes: int) -> ProgramMemory:
-        """The account of a program that XLA did not compile, as its temporaries take too much."""
+        """Return the account of a program that XLA did not compile, as its temporaries take too much."""
         arguments, outputs = jax.tree.leaves(lowered.in_avals), jax.tree.leaves(lowered.out_info)
-        sizes = [sum(jaxprs.aval_bytes(x) for x in arrays) for arrays in (arguments, outputs)]
+        sizes = [sum(abstract.aval_bytes(x) for x in arrays) for arrays in (arguments, outputs)]
         return cls(sizes[0], sizes[1], temp_bytes, 0)
 
     @classmethod
@@ -133,11 +128,11 @@ class ProgramMemory(Record):
 class Memory(Record):
     """Memory of a training step, in bytes, from XLA's accounts of its programs.
 
-    Those for a GPU that is not here are made without it: `ON_H200` says how much one took.
+    Accounts for a GPU that is not here are made without it: `options.target.ON_H200` compares them with a measurement.
 
     `step` is the one program that `value_and_grad` runs, None if it runs two. `beside_bytes` counts arrays that the
-    caller holds during the backward but that are not its arguments: outputs and unread inputs. All are of the device's
-    memory, but for `host_residual_bytes`, the residuals in host memory.
+    caller holds during the backward but that are not its arguments: outputs and unread inputs. All figures are of the
+    device's memory, except `host_residual_bytes`, the residuals in host memory.
     """
 
     forward: ProgramMemory
@@ -149,7 +144,7 @@ class Memory(Record):
 
     @property
     def host_bytes(self) -> int:
-        """The most bytes in host memory that a program has there."""
+        """The most bytes of host memory that a program takes."""
         programs = (self.step,) if self.step is not None else (self.forward, self.backward)
         return max(program.host_bytes for program in programs)
 
@@ -187,16 +182,16 @@ class Timings(Record):
 
 
 def donated(halves: Halves) -> tuple[int, ...]:
-    """Positions of residuals whose buffers the backward can reuse for gradients; the user sees none of them.
+    """Return the positions of residuals whose buffers the backward can reuse for gradients; the user sees none of them.
 
-    Those in host memory cannot: a gradient is in the device's.
+    Residuals in host memory cannot be reused: a gradient is in the device's memory.
     """
     backward, _ = jaxprs.opened(halves.backward)
     free = [(v.aval.shape, v.aval.dtype) for v in backward.outvars]
     chosen = []
     for i, residual in enumerate(halves.residuals):
         aval = backward.invars[i].aval
-        if residual.kind == "saved" and not jaxprs.is_on_host(aval) and (aval.shape, aval.dtype) in free:
+        if residual.kind == "saved" and not abstract.is_on_host(aval) and (aval.shape, aval.dtype) in free:
             free.remove((aval.shape, aval.dtype))
             chosen.append(i)
     return tuple(chosen)

@@ -9,17 +9,17 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.choices.options import Options
+from jointcut.aot.options.options import Options
 from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.pullback import Run
 from jointcut.aot.run.runner import Programs
-from jointcut.aot.trace.joint import Primal
+from jointcut.aot.trace.primal import Primal
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, runtime
 from jointcut.wrappers.arguments.tree import Bound, struct
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.built_in.autograd import JITTED, Wrap
@@ -31,8 +31,8 @@ from jointcut.wrappers.metadata.schemas import TensorAlias
 class Open:
     """The halves of a cut, run on values or tracers; outputs at positions in `left_out` are not returned.
 
-    `forward` runs the forward half, `backwards` the backward. Where the halves have no derivatives of their own, a step
-    evaluates both as they are (`is_plain`): `jax.jit` with `inline` would lose the source lines of their equations.
+    `forward` runs the forward half, `backwards` the backward. If the halves have no derivatives of their own
+    (`is_plain`), a step evaluates both directly: `jax.jit` with `inline` would lose their source lines.
     """
 
     call: Call
@@ -44,8 +44,8 @@ class Open:
 
     @classmethod
     def of(cls, call: Call, halves: Halves, left_out: Collection[int], wrap: Wrap = JITTED) -> Open:
-        """The halves of one cut; `wrap` says how they are differentiated."""
-        forward, is_plain = functools.partial(jaxprs.evaluate, halves.forward), wrap is JITTED
+        """Return the halves of one cut; `wrap` says how they are differentiated."""
+        forward, is_plain = functools.partial(runtime.evaluate, halves.forward), wrap is JITTED
         return cls(call, halves, left_out, forward if is_plain else wrap(forward), Backwards(halves, wrap), is_plain)
 
     def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
@@ -68,17 +68,17 @@ class Open:
 
 
 def in_a_trace(halves: Open) -> Programs:
-    """Programs that run the halves inside the current trace."""
+    """Return programs that run the halves inside the current trace."""
     return Programs(halves.run, halves.backward, takes_zeros=True)
 
 
 def jitted(jits: Jits, backward: Run) -> Programs:
-    """Programs that are jitted, and compiled at the first call."""
+    """Return programs that are jitted, and compiled at the first call."""
     return Programs(jits.run, backward, takes_zeros=True, ready=jits.known)
 
 
 def executables(jits: Jits) -> Programs:
-    """Programs that are compiled for the types of the signature."""
+    """Return programs that are compiled for the types of the signature."""
 
     def run(which: str, flat: Sequence[Any]) -> list[Any]:
         return jits.compiled(which)(*flat)
@@ -93,7 +93,7 @@ def executables(jits: Jits) -> Programs:
 
 
 def of_cut(run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits], Sequence[Any]]) -> Jits:
-    """The programs of a cut; `structs` are the types of the forward's inputs, `residual_structs` of the backward's."""
+    """Return a cut's programs; `structs` are the forward's input types, `residual_structs` the backward's."""
     call = run.call
     keep, start = call.options.keep_unused, len(structs) - len(call.entering)
 
@@ -104,7 +104,7 @@ def of_cut(run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits],
         return run.run("step", flat)
 
     def backward(*flat: Any) -> list[Any]:
-        return jaxprs.evaluate(run.halves.backward, *flat)
+        return runtime.evaluate(run.halves.backward, *flat)
 
     def takes() -> Sequence[Any]:
         return residual_structs(jits)
@@ -123,13 +123,13 @@ def of_cut(run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits],
 
 
 def of_function(call: Call, source: Primal, left_out: Collection[int]) -> Jits:
-    """The program of the function alone."""
+    """Return the program of the function alone."""
     jaxpr, _ = jaxprs.opened(source.closed)
     closed = jaxprs.build(jaxpr.invars, without(jaxpr.outvars, left_out), jaxpr.eqns)
     structs = [*map(struct, source.consts), *call.bound.unique]
 
     def alone(*flat: Any) -> list[Any]:
-        return jaxprs.evaluate(closed, *flat)
+        return runtime.evaluate(closed, *flat)
 
     given_up = donated(call, len(source.consts))
     program = jax.jit(alone, keep_unused=call.options.keep_unused, donate_argnums=given_up)
@@ -137,7 +137,7 @@ def of_function(call: Call, source: Primal, left_out: Collection[int]) -> Jits:
 
 
 def handed_back(call: Call, source: Primal) -> dict[int, TensorAlias]:
-    """Outputs of the function alone that are arguments or earlier outputs, by position."""
+    """Return outputs of the function alone that are arguments or earlier outputs, by position."""
     (jaxpr, _), results = jaxprs.opened(source.closed), source.results
     arguments = [jaxpr.invars[len(source.consts) + place] for place in call.bound.places]
     returnable = alias.returnable(arguments, call.bound.leaves_of(*call.options.donated))
@@ -145,9 +145,9 @@ def handed_back(call: Call, source: Primal) -> dict[int, TensorAlias]:
 
 
 def donated(call: Call, start: int) -> tuple[int, ...]:
-    """Positions of the donated inputs of a program; the arguments are its inputs from `start` on.
+    """Return the positions of the donated inputs of a program; the arguments are its inputs from `start` on.
 
-    An array that is passed twice is not donated, nor one of an object, which keeps the arrays that are not written.
+    An array that is passed twice is not donated. Nor is an array of an object, which keeps its unwritten arrays.
     """
     bound = call.bound
     kept = {*bound.duplicates, *bound.duplicates.values(), *bound.in_objects}
@@ -163,5 +163,5 @@ def refuse_donated_objects(bound: Bound, options: Options) -> None:
 
 
 def without(results: Sequence[Any], left_out: Collection[int]) -> list[Any]:
-    """The results without those at positions in `left_out`."""
+    """Return the results, except those at positions in `left_out`."""
     return [x for i, x in enumerate(results) if i not in left_out] if left_out else list(results)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.choices.target import Target
+from jointcut.aot.options.target import Target
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.compile import compiled
 from jointcut.aot.trace.blame import note
@@ -24,8 +24,8 @@ from jointcut.wrappers.table import Table
 class Jits:
     """The flat programs of one signature by name.
 
-    `jitted` are the functions, `takes` returns the types that each is compiled for, `goal` is the target on whose
-    devices these lie, and `compile_ms` has the wall time of each compilation.
+    `jitted` are the functions. `takes` returns the types that each is compiled for. `goal` is the target on whose
+    devices these lie. `compile_ms` has the wall time of each compilation.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Jits:
         return program(*arrays)
 
     def known(self, which: str) -> Callable[..., list[Any]] | None:
-        """A jitted function that has run before."""
+        """Return a jitted function that has run before; None for any other."""
         return self._known.get(which)
 
     def compiled(self, which: str) -> Any:
-        """The executable for the types of the signature."""
+        """Return the executable for the types of the signature."""
         return self._compiled.get(which) or self._compiled.of(which, lambda: self._compile(which))
 
     def has_compiled(self, *names: str) -> bool:
@@ -55,7 +55,7 @@ class Jits:
         return all(self._compiled.get(name) is not None for name in names)
 
     def lowered(self, which: str) -> jax.stages.Lowered:
-        """A program for the types of the signature, not compiled yet; it is kept until it is."""
+        """Return a program for the types of the signature, lowered and not compiled; keep it until it is compiled."""
         if which not in self._lowered:
             self._lowered[which] = self.jitted[which].lower(*self.takes[which]())
         return self._lowered[which]

@@ -10,25 +10,25 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jointcut.partition.errors import BudgetError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, meshes, runtime
 
 
 def lowered(function: Callable[..., Any], closed: Any) -> jax.stages.Lowered:
-    """A flat function in the current context, with the types of a jaxpr, to be measured by XLA's figures of one device.
+    """Lower a flat function in the current context, with the types of a jaxpr, to read XLA's figures of one device.
 
     Raises `BudgetError` inside a `jax.shard_map` over more devices than there are.
     """
-    mesh = jaxprs.manual_mesh()
+    mesh = meshes.manual_mesh()
     if mesh is None:
-        return jax.jit(function).lower(*jaxprs.input_structs(closed))
-    checks = jaxprs.checks_varying()
-    with jaxprs.outside():
+        return jax.jit(function).lower(*abstract.input_structs(closed))
+    checks = meshes.checks_varying()
+    with runtime.outside():
         program, arguments = _on(_devices(mesh), mesh, function, closed, checks)
         return program.lower(*arguments)
 
 
 def _devices(mesh: Any) -> jax.sharding.Mesh:
-    """A mesh of the available devices, in the form of the current `jax.shard_map`'s mesh."""
+    """Return a mesh of the available devices, in the form of the current `jax.shard_map`'s mesh."""
     devices = jax.devices()
     if len(devices) < mesh.size:
         what = f"is to be measured on a mesh of {mesh.size} devices, but there are {len(devices)}."
@@ -40,7 +40,7 @@ def _devices(mesh: Any) -> jax.sharding.Mesh:
 def _on(
     devices: jax.sharding.Mesh, mesh: Any, function: Callable[..., Any], closed: Any, checks: bool
 ) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-    """The jitted function over a mesh, and its arguments; values that differ by device get a leading device axis."""
+    """Return the function jitted over a mesh, and its arguments; values that differ by device get an axis for it."""
     jaxpr, _ = jaxprs.opened(closed)
     into, out = ([_axes(mesh, v.aval) for v in variables] for variables in (jaxpr.invars, jaxpr.outvars))
 
@@ -58,13 +58,13 @@ def _on(
 
 
 def _axes(mesh: Any, aval: Any) -> tuple[Any, ...]:
-    """The axes over which a value varies, in the order of the mesh."""
-    return tuple(axis for axis in mesh.axis_names if axis in jaxprs.varying(aval))
+    """Return the axes over which a value varies, in the order of the mesh."""
+    return tuple(axis for axis in mesh.axis_names if axis in meshes.varying(aval))
 
 
 def _stacked(devices: jax.sharding.Mesh, aval: Any, axes: Sequence[Any]) -> jax.ShapeDtypeStruct:
-    """The type of an argument for all devices; one that differs by device is stacked along a leading axis."""
+    """Return the type of an argument for all devices; one that differs by device is stacked along a leading axis."""
     count = int(np.prod([devices.shape[axis] for axis in axes], dtype=int))
-    parts = getattr(jaxprs.struct(aval).sharding, "spec", None) or (None,) * len(aval.shape)
+    parts = getattr(abstract.struct(aval).sharding, "spec", None) or (None,) * len(aval.shape)
     shape, parts = ((count, *aval.shape), (tuple(axes), *parts)) if axes else (aval.shape, parts)
     return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=NamedSharding(devices, PartitionSpec(*parts)))

@@ -16,7 +16,7 @@ from jointcut.aot.run.references import MARKS, added, exact, fitting, refuse_wit
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract
 from jointcut.wrappers.arguments.tree import is_given_up
 from jointcut.wrappers.metadata.convention import slot
 from jointcut.wrappers.metadata.signatures import GraphSignature
@@ -26,7 +26,7 @@ Run = Callable[[Sequence[Any], Sequence[Any | None], bool], Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Backward:
+class StaticPart:
     """The static part of a pullback: the backward, and the trees of the call.
 
     It is part of the result's tree, which JAX keeps as long as the program. So it holds neither the user's function nor
@@ -62,18 +62,47 @@ class Backward:
         return tuple(trees[i] for i in (self.call.options.chosen if self.positions is None else self.positions))
 
 
+class Adding:
+    """A pullback that adds gradients to references; the pullback of a tape adds each as soon as it is complete."""
+
+    _is_tuple = True
+
+    def _adding(self, caller: str, refs: Any, flat_of: Callable[[str, Any, Any], list[Any]]) -> Callable[..., Any]:
+        """Return a function of the cotangent that adds gradients to references, and returns their trees with marks."""
+        raise NotImplementedError
+
+    def accumulate_into(self, refs: Any) -> Callable[..., None]:
+        """Return a function of the cotangent that adds the gradients to references, and returns nothing.
+
+        `refs` are `jax.Ref`s in the tree of the pullback's result, with the shapes and dtypes of the gradients.
+        None stands for an argument, or a part of one, whose gradient is not wanted. The sums are there after the
+        backward. The function takes the keyword arguments of the pullback. Raises `CallError` if the trees differ, if a
+        reference has another type than its argument, or after the residuals were released.
+        """
+        return self._adding("accumulate_into", refs, spread)
+
+    def with_refs(self, *refs: Any) -> Callable[..., Any]:
+        """Return a function of the cotangent that adds gradients to references, as `with_refs` in `jax.vjp`.
+
+        There is one entry for each array of the arguments, in their trees: a `jax.Ref` of its type, whose result is
+        `jax.ad.GradRef()`; `jax.ad.GradValue()`, whose result is the gradient; or `jax.ad.DontWant()`, whose result is
+        `jax.ad.DidntWant()`. Raises as `accumulate_into`.
+        """
+        return self._adding("with_refs", refs if self._is_tuple else refs[0] if len(refs) == 1 else refs, exact)
+
+
 @jax.tree_util.register_dataclass
 @dataclass
-class Pullback:
+class Pullback(Adding):
     """The backward of one call: `saved` results of the forward, and `inputs` that are read again.
 
-    What rules of `custom_vjp.defvjp_with_logs` log (from JAX 0.12 on) is dropped, as by a plain call of JAX's pullback;
-    there is no `with_logs`, since a cut returns nothing but gradients. A hook of `aot.on_cotangent` hands out the same.
+    Logs of rules of `custom_vjp.defvjp_with_logs` (from JAX 0.12 on) are dropped, as by a plain call of JAX's pullback.
+    There is no `with_logs`, since a cut returns nothing but gradients. A hook of `aot.on_cotangent` hands out the same.
     """
 
     saved: list[Any] | None
     inputs: list[Any]
-    backward: Backward = field(metadata={"static": True})
+    backward: StaticPart = field(metadata={"static": True})
 
     def __repr__(self) -> str:
         """`<pullback of loss: 3 residuals>`."""
@@ -95,10 +124,10 @@ class Pullback:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays kept for the backward, including inputs of the function."""
-        return sum(jaxprs.aval_bytes(jax.typeof(r)) for r in self.residuals)
+        return sum(abstract.aval_bytes(jax.typeof(r)) for r in self.residuals)
 
     def __call__(self, cotangent: Any, *, keep_residuals: bool = False) -> Any:
-        """The gradients of a cotangent of the output.
+        """Return the gradients of a cotangent of the output.
 
         The pullback of a `Compiled` overwrites the residuals unless `keep_residuals` is true. Raises `CallError` if the
         cotangent does not fit the output, or if the residuals have been overwritten or given up.
@@ -117,25 +146,6 @@ class Pullback:
             return call.in_argnums(flat, call.bound)
         return call.gradients(flat, backward.positions, call.bound)
 
-    def accumulate_into(self, refs: Any) -> Callable[..., None]:
-        """A function of the cotangent that adds the gradients to references, and returns nothing.
-
-        `refs` are `jax.Ref`s in the tree of what the pullback returns, with the shapes and dtypes of the gradients;
-        None stands for an argument, or a part of one, whose gradient is not wanted. The sums are there after the
-        backward, which holds all gradients. Its keyword arguments are those of the pullback. Raises `CallError` if the
-        trees differ, and if a reference has another type than its argument.
-        """
-        return self._adding("accumulate_into", refs, spread)
-
-    def with_refs(self, *refs: Any) -> Callable[..., Any]:
-        """A function of the cotangent that adds gradients to references, as `with_refs` of what `jax.vjp` returns.
-
-        There is one entry for each array of the arguments, in their trees: a `jax.Ref` of its type, whose result is
-        `jax.ad.GradRef()`; `jax.ad.GradValue()`, whose result is the gradient; or `jax.ad.DontWant()`, whose result is
-        `jax.ad.DidntWant()`. Raises `CallError` if trees or types differ.
-        """
-        return self._adding("with_refs", refs if self._is_tuple else refs[0] if len(refs) == 1 else refs, exact)
-
     @property
     def _is_tuple(self) -> bool:
         """Whether a call returns a tuple of trees, and not one tree."""
@@ -143,7 +153,7 @@ class Pullback:
         return backward.positions is not None or not isinstance(backward.call.options.argnums, int)
 
     def _adding(self, caller: str, refs: Any, flat_of: Callable[[str, Any, Any], list[Any]]) -> Callable[..., Any]:
-        """A function of the cotangent that adds gradients to references, and returns their trees with marks."""
+        """Return a function of the cotangent that adds gradients to references, and returns their trees with marks."""
         leaves = self.backward.places
         numbers, tree = jax.tree.flatten(leaves)
         entries, bound = flat_of(caller, refs, tree), self.backward.call.bound

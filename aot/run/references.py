@@ -1,7 +1,7 @@
 """Add gradients to references.
 
 A pullback takes a tree of entries, one for each array that has a gradient: a reference, to which the gradient is added,
-or a mark that says whether it is returned. The marks are those of JAX, in `jax.ad`.
+or a mark that says whether it is returned. The marks are JAX's, in `jax.ad`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, NoReturn
 import jax
 
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import side_effects
 from jointcut.wrappers.arguments.tree import is_array_like
 from jointcut.wrappers.metadata.convention import slot
 
-#: What stands for a gradient that is returned, and for one that is not wanted.
-MARKS = jaxprs.marks.GradValue, jaxprs.marks.DontWant
+#: The marks for a gradient that is returned, and for one that is not wanted.
+MARKS = side_effects.marks.GradValue, side_effects.marks.DontWant
 
 
 def exact(caller: str, given: Any, tree: Any) -> list[Any]:
-    """The entries, flat; raises `CallError` if they are not in the structure of the arguments."""
+    """Return the entries, flat; raises `CallError` if they are not in the structure of the arguments."""
     entries, other = jax.tree.flatten(given)
     if other != tree:
         what = f"was given entries in the structure {other}, the arguments are {tree}."
@@ -31,7 +31,7 @@ def exact(caller: str, given: Any, tree: Any) -> list[Any]:
 
 
 def spread(caller: str, given: Any, tree: Any) -> list[Any]:
-    """The references, flat, and `DontWant` for each array in the place of a None.
+    """Return the references, flat, with `DontWant` for each array below a None.
 
     Raises `CallError` if they are in another structure. One reference does not stand for several arrays.
     """
@@ -46,12 +46,12 @@ def spread(caller: str, given: Any, tree: Any) -> list[Any]:
         what = f"was given references in the structure {jax.tree.structure(given)}, the gradients are {tree}."
         cure = "Give a jax.Ref for each array, or None where no gradient is wanted."
         raise CallError(message(caller, what, cure))
-    unwanted = jaxprs.marks.DontWant()
+    unwanted = side_effects.marks.DontWant()
     return [unwanted if x is None else x for x, (leaves, _) in zip(ends, parts, strict=True) for _ in leaves]
 
 
 def fitting(caller: str, path: str, aval: Any, entry: Any) -> Any:
-    """A reference for the gradient of an argument; raises `CallError` if it is none, or of another type."""
+    """Return the entry for an argument's gradient; raises `CallError` if it is no reference, or of another type."""
     if isinstance(entry, jax.Ref) and (entry.shape, entry.dtype) == (aval.shape, aval.dtype):
         return entry
     what = f"needs a jax.Ref of {_kind(aval)} for {path}, but was given {_kind(entry)}."
@@ -66,7 +66,7 @@ def refuse_without(caller: str, path: str, leaf: Any) -> NoReturn:
 
 
 def _kind(x: Any) -> str:
-    """`float32[3,4]`, or what it is instead of a reference or a type."""
+    """Return `float32[3,4]`, or the kind of an object that is no reference or type."""
     if isinstance(x, jax.Array) and not isinstance(x, jax.Ref):
         return "an array"
     if not hasattr(x, "dtype"):
@@ -75,14 +75,18 @@ def _kind(x: Any) -> str:
 
 
 def result(entry: Any, gradient: Any) -> Any:
-    """What a pullback returns for an entry."""
-    if isinstance(entry, jaxprs.marks.GradValue):
+    """Return a pullback's result for an entry."""
+    if isinstance(entry, side_effects.marks.GradValue):
         return gradient
-    return jaxprs.marks.DidntWant() if isinstance(entry, jaxprs.marks.DontWant) else jaxprs.marks.GradRef()
+    return (
+        side_effects.marks.DidntWant()
+        if isinstance(entry, side_effects.marks.DontWant)
+        else side_effects.marks.GradRef()
+    )
 
 
 def added(entries: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """Add each gradient to its reference; returns what a pullback returns for the entries.
+    """Add each gradient to its reference, and return a pullback's results for the entries.
 
     A gradient that is a sparse array is added as a dense one.
     """

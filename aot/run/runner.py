@@ -18,11 +18,11 @@ import numpy as np
 from jax.tree_util import treedef_tuple
 
 from jointcut.aot.run.bound import Ready
-from jointcut.aot.run.pullback import Backward, Pullback, Run
+from jointcut.aot.run.pullback import Pullback, Run, StaticPart
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Residual
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import meshes
 from jointcut.wrappers.arguments.tree import Bound, is_given_up, refuse_given_up
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.metadata.schemas import TensorAlias
@@ -68,10 +68,10 @@ class Runner:
     residuals: tuple[Residual, ...] = ()
     signed: Callable[[], GraphSignature] | None = None
     is_apart: bool = False
-    _backwards: dict[Any, Backward] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _backwards: dict[Any, StaticPart] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def result(self, bound: Bound) -> Any:
-        """The function's result."""
+        """Return the function's result."""
         return self.call.result(self._restored(self.programs.run("alone", self.flat(bound)), bound), bound)
 
     def value_and_grad(self, bound: Bound) -> Any:
@@ -87,7 +87,7 @@ class Runner:
         if not self.call.is_scalar:
             self.call.ones()  # raises
         outputs, residuals = self.forward(bound)
-        is_explicit = jaxprs.is_explicit(getattr(outputs[0], "sharding", None))  # only the output knows its devices
+        is_explicit = meshes.is_explicit(getattr(outputs[0], "sharding", None))  # only the output knows its devices
         ones = [jnp.ones_like(outputs[0])] if is_explicit and self.call.is_train else self.call.ones()
         return self._in_trees(outputs, self.programs.backward(residuals, ones, False), bound)
 
@@ -98,7 +98,7 @@ class Runner:
     def vjp(
         self, bound: Bound, positions: Sequence[int] | None = None, overwrites: bool = False
     ) -> tuple[Any, Any, Pullback]:
-        """The function's output, its aux, and the pullback; see `Backward` for `positions` and `overwrites`."""
+        """Return the output, the aux, and the pullback; see `StaticPart` for `positions` and `overwrites`."""
         bound = bound.copied()
         outputs, residuals = self.forward(bound)
         main, aux = self.call.given_back(outputs, bound)
@@ -109,13 +109,13 @@ class Runner:
         return main, aux, Pullback(saved, inputs, self._backward(bound, outputs, positions, overwrites))
 
     def forward(self, bound: Bound) -> tuple[list[Any], list[Any]]:
-        """All outputs, flat, and the residuals in the backward's order."""
+        """Return all outputs, flat, and the residuals in the backward's order."""
         flat = self.flat(bound)
         results, count = self._restored(self.programs.run("forward", flat), bound), len(self.call.results.avals)
         return results[:count], verify.routed(self.residuals, flat, results, count)
 
     def ready(self, name: str) -> Ready | None:
-        """The program for a "call" or "step", if a call only needs to run it on arrays, else None."""
+        """Return the program for a "call" or "step", if a call only needs to run it on arrays, else None."""
         tree = self._step_tree if name == "step" else self._result_tree
         if tree is None or not self.call.enters_as_it_is or (name == "step" and self.is_apart):
             return None
@@ -138,7 +138,7 @@ class Runner:
         return treedef_tuple((self._result_tree, gradients))
 
     def flat(self, bound: Bound) -> list[Any]:
-        """The inputs of the programs: constants, then leaves; raises `CallError` for one that was given up."""
+        """Return the inputs of the programs: constants, then leaves; raises `CallError` for one that was given up."""
         leaves = bound.leaves
         if any(map(is_given_up, leaves)):
             refuse_given_up(bound)
@@ -147,7 +147,7 @@ class Runner:
         return [*self.consts, *(leaves[i] for i in self.call.entering)]
 
     def _restored(self, results: Sequence[Any], bound: Bound) -> list[Any]:
-        """A program's results with the outputs in `handed_back` inserted."""
+        """Return a program's results with the outputs in `handed_back` inserted."""
         if not self.handed_back:
             return list(results)
         whole = alias.inserted(results, self.handed_back, bound.leaves)
@@ -155,14 +155,14 @@ class Runner:
 
     def _backward(
         self, bound: Bound, outputs: Sequence[Any], positions: Sequence[int] | None, overwrites: bool
-    ) -> Backward:
-        """The static part of a pullback; shared by all calls unless their sizes differ."""
+    ) -> StaticPart:
+        """Return the static part of a pullback; shared by all calls unless their sizes differ."""
         key = None if positions is None else tuple(positions), overwrites
         backward = self._backwards.get(key)
         if backward is None:
             kinds, programs = tuple(r.kind for r in self.residuals), self.programs
             how = self.call, programs.backward, kinds, programs.takes_zeros
-            backward = Backward(*how, *key, id(programs), None if self.signed is None else self.signed())
+            backward = StaticPart(*how, *key, id(programs), None if self.signed is None else self.signed())
             self._backwards[key] = backward
         if not self.call.is_sized:
             return backward

@@ -1,4 +1,4 @@
-"""Run programs that keep what the backward needs in files."""
+"""Run programs that keep residuals in files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jointcut.partition.errors import CallError, message
 
 
 def spilled(programs: Programs, disk: Disk, name: str, size: int, count: int) -> Programs:
-    """Programs of a function that write up to `size` bytes to a disk, for each run of the forward; it is waited for.
+    """Return programs of a function that write up to `size` bytes to a disk for each run, and wait for it.
 
-    `count` is how many outputs the forward returns before its residuals.
+    `count` is the number of outputs that the forward returns before its residuals.
     """
     run = _Spilled(programs, disk, name, size, count)
     return Programs(run.run, run.backward, programs.takes_zeros, run.ready)
@@ -59,7 +59,7 @@ class _Spilled:
             return jax.block_until_ready(self.programs.backward(residuals, cotangents, keep))
 
     def ready(self, name: str) -> Any:
-        """A program as `Programs.ready` has it; not a step, which needs a file."""
+        """Return a program as `Programs.ready` does; not a step, which needs a file."""
         return self.programs.ready(name) if name == "alone" else None
 
     def _refuse_devices(self, flat: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ from jointcut.partition.errors import UncachedWarning, UncheckedWarning, message
 
 
 @dataclass
-class Once:
+class WarnedOnce:
     """A warning of one function, issued once; `told` says whether it was."""
 
     name: str
@@ -27,14 +27,14 @@ class Once:
             warn(self.kind(message(self.name, self.what, self.cure)))
 
 
-class Unchecked(Once):
+class Unchecked(WarnedOnce):
     """Results are not checked for NaN."""
 
     what = "is called inside a transformation (jax.jit, jax.grad, jax.vmap): its results are not checked there."
     cure = "Call its own value_and_grad, grad or vjp outside of it, or look at one call with aot.first_nonfinite."
 
 
-class Uncached(Once):
+class Uncached(WarnedOnce):
     """Programs are not kept for other processes."""
 
     kind = UncachedWarning
@@ -55,7 +55,7 @@ class UncachedUpdate(Uncached):
     cure = "Update after value_and_grad, or let JAX keep it: jax.config.update('jax_compilation_cache_dir', folder)."
 
 
-class Unmeasured(Once):
+class Unmeasured(WarnedOnce):
     """The error of a function's gradient is not measured."""
 
     what = (

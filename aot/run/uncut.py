@@ -25,9 +25,10 @@ import jax
 
 from jointcut.partition.errors import UncutWarning, message
 from jointcut.partition.plans.plan import Plan
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.jax import user_source
 from jointcut.partition.program.places import our_folders
+from jointcut.partition.program.primitives import JITS
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sizes import is_symbolic
 
@@ -36,7 +37,7 @@ _FOLDERS = (str(Path(jax.__file__).parent), *our_folders())
 #: Calls that are not inlined, in the user's words.
 _CLOSED = {
     "shard_map": "jax.shard_map",
-    **dict.fromkeys(("jit", "pjit"), "a jax.jit with shardings or options of its own"),
+    **dict.fromkeys(JITS, "a jax.jit with shardings or options of its own"),
 }
 
 
@@ -78,8 +79,8 @@ class Uncut:
         )
 
     def closed(self, graph: Graph, plan: Plan) -> None:
-        """Warn if a call that is not inlined keeps residuals for its own backward."""
-        for name, place in _kept_inside(graph, plan):
+        """Warn if a call that is not inlined keeps residuals for its own backward, unless all is to be saved."""
+        for name, place in _kept_inside(graph, plan) if plan.strategy != "save_all" else ():
             self(
                 f"keeps for the backward what {_CLOSED[name]} at {place} keeps inside.",
                 f"Put aot.function inside: around the function that {_CLOSED[name]} is given.",
@@ -100,7 +101,7 @@ def has_symbolic_sizes(leaves: Any) -> bool:
 
 
 def _kept_inside(graph: Graph, plan: Plan) -> Iterator[tuple[str, str]]:
-    """The calls that save values for their own backward only: name, and place in the source."""
+    """Yield the calls that save values for their own backward only: name, and place in the source."""
     ours = {v for v, _ in graph.outputs} | {form.source for form in graph.forms}
     for v in plan.values:
         maker = graph.values[v].maker
@@ -109,11 +110,11 @@ def _kept_inside(graph: Graph, plan: Plan) -> Iterator[tuple[str, str]]:
         op = graph.ops[maker]
         readers = [graph.ops[i] for i in graph.consumers[v]]
         if all(r.name == op.name and r.origin is Side.BACKWARD for r in readers):
-            yield op.name, jaxprs.source_of(op.payload) or "an unknown place"
+            yield op.name, user_source.source_of(op.payload) or "an unknown place"
 
 
 def _callers() -> Any:
-    """The innermost frame outside jointcut and JAX."""
+    """Return the innermost frame outside jointcut and JAX."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDERS):
         frame = frame.f_back

@@ -1,12 +1,12 @@
-"""Weigh a program: learn what memory it takes, from XLA, before XLA makes code for it.
+"""Weigh a program: learn its memory from XLA, before XLA makes code for it.
 
 XLA:CPU first rewrites a program, orders its ops and assigns buffers to them. Making code comes last and takes most of
-the time. XLA can be told to write its assignment to a folder (`xla_dump_to`), so a program is compiled with one op in
+the time. XLA can be told to write its assignment to a folder (`xla_dump_to`). So the program is compiled with one op in
 front that no code can be made for: a call of a function that is not registered. XLA writes the assignment, comes to
-that op, and stops. The op reads nothing and writes an array of no bytes, so that the others take the same to the byte.
+that op, and stops. The op reads nothing and writes an array of no bytes, so the other ops take the same memory.
 
-Where XLA does not write what is looked for, and for a program in parts of several devices, the program is compiled
-without optimising its code, for its account.
+If XLA does not write the assignment, or the program is in parts of several devices, the program is compiled without
+optimising its code, for its account.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 import jax
 
-from jointcut.aot.choices.target import Target
+from jointcut.aot.options.target import Target
 from jointcut.aot.run.compile import ProgramMemory, compiled
 from jointcut.partition.errors import RoomError
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import runtime
 
-#: The name of the function that is not registered, which XLA's error has, and the shape by which its result is known.
+#: The name of the function that is not registered, as XLA's error has it, and the shape that identifies its result.
 _NOBODY = "jointcut_weighs_and_does_not_run"
 _SHAPE = (0, 7919)
 
@@ -58,10 +58,10 @@ def aside(call: Callable[[], _T]) -> Future[_T]:
 
 
 def weigh(lowered: jax.stages.Lowered, goal: Target | None = None) -> ProgramMemory:
-    """XLA's account of a program that is not compiled yet, and need not be; `goal` is what it was lowered for.
+    """Return XLA's account of a program that need not be compiled; `goal` is the target of its lowering.
 
-    Raises what XLA raises for a program that it cannot compile; an error of making code is found only where the program
-    is compiled in full.
+    Raises XLA's error for a program that it cannot compile. An error of making code is found only where the program is
+    compiled in full.
     """
     if not can_weigh(goal):
         try:
@@ -75,8 +75,8 @@ def weigh(lowered: jax.stages.Lowered, goal: Target | None = None) -> ProgramMem
 
 
 def _assigned(lowered: jax.stages.Lowered) -> ProgramMemory | None:
-    """The account by XLA's buffer assignment; None where it is not found."""
-    if (stopping := jaxprs.calling(lowered, _NOBODY, _SHAPE)) is None:
+    """Return the account by XLA's buffer assignment; None where it is not found."""
+    if (stopping := runtime.calling(lowered, _NOBODY, _SHAPE)) is None:
         return None
     try:
         temporary = tempfile.TemporaryDirectory(prefix="jointcut-weigh-", ignore_cleanup_errors=True)
@@ -94,7 +94,7 @@ def _assigned(lowered: jax.stages.Lowered) -> ProgramMemory | None:
 
 
 def _account(assignment: str, report: str) -> ProgramMemory | None:
-    """The account that a text of XLA's buffer assignment amounts to; None unless it adds up to the total of its report.
+    """Return the account in a text of XLA's buffer assignment; None unless it adds up to the total of its report.
 
     XLA's `memory_analysis()` sums up the same kinds of allocations (`CompiledMemoryStats` of its PJRT).
     """
@@ -112,7 +112,7 @@ def _account(assignment: str, report: str) -> ProgramMemory | None:
 
 
 def _end(size: int, values: str) -> int:
-    """Where the values of an allocation end without that of the call, which may have a place behind all others."""
+    """Return the end of an allocation's values, without the value of the call, which may come behind all others."""
     placed = [(int(begin) + int(taken), shape) for taken, begin, shape in _VALUE.findall(values)]
     ours = f"u8[{','.join(map(str, _SHAPE))}]"
     others = [end for end, shape in placed if not shape.startswith(ours)]

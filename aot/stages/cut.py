@@ -1,4 +1,4 @@
-"""Hold one cut: the plan and the two jaxprs."""
+"""Hold one cut, and compile it: the plan and the two jaxprs, the executables and calls on the caller's trees."""
 
 from __future__ import annotations
 
@@ -7,66 +7,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import jax
 
-from jointcut.aot.choices.limits import limit
 from jointcut.aot.export.export import export, known_platforms, platforms_for
 from jointcut.aot.export.pair import Pair
-from jointcut.aot.fitting.attempts import Fitted
-from jointcut.aot.fitting.inexact import one
-from jointcut.aot.fitting.pareto import Pareto
-from jointcut.aot.hooks.spilling import is_spilled
-from jointcut.aot.progress.progress import Stage
-from jointcut.aot.report.inexact import CheckedForms, checked_forms
+from jointcut.aot.options.target import refuse_to_run
+from jointcut.aot.planning.budgets.attempts import Attempt
+from jointcut.aot.planning.budgets.inexact import one
+from jointcut.aot.planning.budgets.pareto import Pareto
+from jointcut.aot.planning.request import storing
+from jointcut.aot.planning.weighing import Answer
+from jointcut.aot.report.gradient_error import CheckedForms, checked_forms
 from jointcut.aot.report.report import Report
 from jointcut.aot.run import compile as compiling
-from jointcut.aot.run.flat import Open, executables, in_a_trace, jitted, of_cut
+from jointcut.aot.run.bound import Binder
+from jointcut.aot.run.compile import Cost, Memory, Timings
 from jointcut.aot.run.jits import Jits
+from jointcut.aot.run.pullback import Pullback
 from jointcut.aot.run.runner import Programs, Runner
-from jointcut.aot.run.spilled import refuse_spill, spilled
-from jointcut.aot.stages.again import differentiated_again
-from jointcut.aot.stages.compiled import Compiled, names_of
-from jointcut.aot.stages.debug import Checked
-from jointcut.aot.stages.gather import Measurements, gather
+from jointcut.aot.run.unchecked import Unchecked
+from jointcut.aot.stages import debug
+from jointcut.aot.stages.axes import Axes, Shapes, axes_of
+from jointcut.aot.stages.gather import gather, measured
 from jointcut.aot.stages.gradient import Gradient, gradient
-from jointcut.aot.trace.signature import graph_signature
+from jointcut.aot.stages.watched import watched
+from jointcut.aot.trace.data import Trace
 from jointcut.partition.drawing.displays import graph_page
 from jointcut.partition.drawing.page.page import framed, page
-from jointcut.partition.errors import CallError, RoomError, message
+from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
-from jointcut.partition.lower import verify
-from jointcut.partition.lower.emit import Halves, Residual
-from jointcut.partition.lower.steps import Schedule
-from jointcut.partition.plans.plan import Plan
-from jointcut.partition.program import jaxprs
-from jointcut.partition.split import Split, halved
-from jointcut.partition.stored.packing import HOOK
-from jointcut.wrappers.built_in import alias
-from jointcut.wrappers.built_in.autograd import JITTED, Wrap
+from jointcut.partition.lower.emit import Residual
+from jointcut.partition.lower.listing import Schedule
+from jointcut.partition.prices.flops import jaxpr_flops
+from jointcut.wrappers.arguments.tree import Bound, Statics
 from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
-from jointcut.wrappers.table import Table
-
-if TYPE_CHECKING:  # pyright reads this file under two names, with a class each: hence the `ignore` comments below
-    from jointcut.aot.stages.traced import Traced
 
 
-@dataclass(frozen=True)
-class Cut:
+@dataclass(frozen=True, repr=False)
+class Cut(Answer):
     """A traced function cut in two, ready to be compiled.
 
     Attributes:
-        traced: the traced function.
-        split: the plan and the two jaxprs.
-        fitted: the search that found the plan, if there was a budget.
+        shapes: the shapes of arguments whose sizes had names in `aot.largest`, by path.
     """
 
-    traced: Traced
-    split: Split
-    fitted: Fitted[Any] | None = field(default=None, repr=False, compare=False)
-    _runners: Table[Any] = field(default_factory=Table, repr=False, compare=False)
+    shapes: Shapes = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
         """`<Cut loss: 3 values saved, 49152 bytes>`."""
@@ -75,14 +63,14 @@ class Cut:
         )
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """The graph with its cut and the saved values, for notebooks."""
+        """Return the graph with its cut and the saved values, for notebooks."""
         data = graph_page(self.traced.name, repr(self), self.split.graph, self.plan)
         return {"text/plain": repr(self), "text/html": framed(page(data))}
 
     @property
-    def plan(self) -> Plan:
-        """The values saved, the ops recomputed, and the reasons."""
-        return self.split.plan
+    def traced(self) -> Trace:
+        """The traced call."""
+        return self.made.trace
 
     @property
     def schedule(self) -> Schedule:
@@ -107,12 +95,12 @@ class Cut:
     @property
     def metadata(self) -> ViewAndMutationMeta:
         """`Traced.metadata` with the residuals that the backward may overwrite."""
-        return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self._own))
+        return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self.made.own))
 
-    @cached_property
+    @property
     def signature(self) -> GraphSignature:
         """The names and positions of the halves' inputs and outputs."""
-        return graph_signature(self.traced)
+        return self.made.signature
 
     @cached_property
     def gradient(self) -> Gradient:
@@ -124,8 +112,17 @@ class Cut:
     # ------------------------------------------------------------------------------------- what to do with it
 
     def pareto(self) -> Pareto:
-        """The front of (peak bytes, seconds, plan), one point per budget, with this plan marked."""
-        return self.traced._pareto(self.plan)
+        """Return the front of (peak bytes, seconds, plan), one point per budget, with this plan marked."""
+        return self.request.pareto(self.plan)
+
+    def axes(self, axis: str) -> Axes:
+        """Say what stays independent along an axis of the arguments, and which ops mix its rows; `print` the result.
+
+        `axis` is the path of an argument, `"args[1]"`, whose arrays have the rows along their first axis, as in
+        `tiles`. Or it is the name of a size, if the cut is of `aot.largest`: all arguments with that size have the
+        rows, each along the first axis of that size. Raises `TraceError` for an axis that the arguments do not have.
+        """
+        return axes_of(self.traced, self.request.program, self.split.graph, axis, self.shapes, self.plan)
 
     def export(
         self,
@@ -137,65 +134,37 @@ class Cut:
     ) -> Path:
         """Write this cut as an artefact that others can run, and return its path; see `Function.export`."""
         platforms = known_platforms(platforms_for(platforms, self.traced.options.goal))
-        pair = Pair.of(self, platforms)  # pyright: ignore[reportArgumentType]
-        return export(pair, path, platforms, order, overwrite)
+        return export(Pair.of(self.made, platforms), path, platforms, order, overwrite)
 
     def explain(self, *, measure: bool = True) -> Report:
-        """Report what is saved and why, what is recomputed, the cost, and the cost of less memory.
+        """Report the saved values and why, the recomputed ops, the cost, and the cost of less memory.
 
         With `measure`, the step and plain JAX's are compiled, memory is by XLA's figures, and smaller budgets are
         tried. Without, nothing is compiled and all figures are predicted.
         """
-        traced = self.traced
         front = self.pareto()
-        measured = None
-        if measure:
-            run = None if self.plan.strategy == "save_all" else self.compile()
-            with Stage("compile", f"{traced.name}, plain JAX"):
-                measured = self._measured(run)
-        return gather(
-            self,  # pyright: ignore[reportArgumentType]
-            planner=traced.planner,
-            front=front,
-            point=traced._point,
-            partition=lambda budget: traced._within(limit(budget), to_run=False),
-            measured=measured,
-        )
-
-    def _measured(self, run: Compiled | None) -> Measurements:
-        """The figures of a compiled step (None if it is plain JAX's own) beside those of plain JAX's."""
-        try:
-            return Measurements.of(run, self.traced.plain_program)
-        except RoomError as error:
-            if run is None:
-                raise
-            return Measurements.beside(
-                run, compiling.ProgramMemory.without_room(self.traced.plain_lowered, error.temp_bytes)
-            )
+        return gather(self.request, self.plan, front, measured(self.request, self.made) if measure else None)
 
     def check_forms(self, *args: Any, **kwargs: Any) -> CheckedForms:
-        """Measure what the smaller forms of saved values (see `aot.SAVE_AS`) do to the gradient at these arguments.
+        """Measure the error that the smaller forms of saved values (see `aot.SAVE_AS`) cause in the gradient.
 
-        Gradients are computed with each form alone, with all and with none, for the cotangent 1 of a scalar output, or
-        ones for the arrays of another. The halves are compiled for each. Effects of the function happen each time.
-        Raises `CallError` if the arguments do not fit.
+        Gradients are computed at these arguments, with each form alone, with all and with none. The cotangent is 1 for
+        a scalar output, or ones for the arrays of another. The halves are compiled for each. Effects of the function
+        happen each time. Raises `CallError` if the arguments do not fit.
         """
         stored = self.plan.stored
 
         def gradients(forms: frozenset[str]) -> Any:
             own = {v: form for v, form in stored.items() if form in forms}
-            cut = self if own == stored else self.storing(own)
-            main, pullback = Compiled(cut, 2).vjp(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+            main, pullback = Compiled(self if own == stored else self.storing(own), 2).vjp(*args, **kwargs)
             return pullback(jax.tree.map(one, main[0] if self.traced.options.has_aux else main))
 
         return checked_forms(self.plan, self.storing({}).plan.bytes_saved, gradients)
 
     def storing(self, forms: Mapping[int, str]) -> Cut:
-        """The same cut with other values in smaller forms."""
-        plan, problem = self.plan, self.split.problem.without_forms
-        kept = {"segments": plan.segments, "kept_steps": plan.kept_steps, "dropped": plan.dropped}
-        other = Plan.of(problem, plan.values, offloaded=plan.offloaded, stored=forms, **kept)
-        return Cut(self.traced, halved(problem, lambda graph: other, self.split.passes))
+        """Return the same cut with other values in smaller forms."""
+        made = storing(self.made, forms)
+        return Cut(self.request, made.split, made, shapes=self.shapes)
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the target, or for the default backend.
@@ -204,118 +173,163 @@ class Cut:
         program needs less memory, since it frees residuals early; two are a little faster (`make bench` shows both).
         For a plan that offloads the default is 2 on a CPU, where one program keeps all its arrays in one memory.
 
-        For a GPU that is not here XLA times no kernels: `explain` says how much a device took over such an account.
+        For a GPU that is not here XLA times no kernels: `explain` compares such an account with a device's memory.
         """
         if isinstance(executables, bool) or executables not in (None, 1, 2):
             raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
-        executables = executables or (1 if self.traced.is_scalar and not self.is_apart else 2)
-        compiled = Compiled(self, executables)  # pyright: ignore[reportArgumentType]
-        if not self.jits.has_compiled(*names_of(executables)):
-            with Stage("compile", self.traced.name):
-                _ = compiled.programs
-        return compiled
+        executables = self.made.count(executables)
+        self.made.compile(executables)
+        return Compiled(self, executables)
 
     # ---------------------------------------------------------------------------------------- how it is run
 
     @property
-    def open(self) -> Runner:
-        """The runner inside an outer trace, which the halves become part of."""
-        if self.traced.options.spill is not None:
-            refuse_spill(self.traced.name)
-        return self._runners.of("open", lambda: self._running(in_a_trace(self._open(self.split.halves, self._again))))
-
-    @property
     def jits(self) -> Jits:
         """The programs of both halves, each jitted and compiled at most once."""
-        return self._runners.of(
-            "jits", lambda: of_cut(self._open(self._own), self.traced.structs, self._residual_structs)
-        )
-
-    @property
-    def jitted(self) -> Runner:
-        """The runner of programs that are compiled at the first call."""
-        make = self._running
-        return self._runners.of(
-            "jitted", lambda: make(jitted(self.jits, self._open(self._own, self._again).backward), self.is_apart)
-        )
+        return self.made.jits
 
     @property
     def executables(self) -> Runner:
         """The runner of programs that are compiled for the types of the signature."""
-        return self._runners.of("executables", lambda: self._running(executables(self.jits)))
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether the halves run as two programs although one could run both: only so they offload anything.
-
-        Those that spill do too, so that a disk that fills up is an error before the backward starts.
-        """
-        if self.traced.options.spill is not None:
-            return True
-        return bool(self.plan.offloaded) and not self.split.problem.backend.moves_inside
-
-    def checked(self) -> Runner:
-        """A runner of one call, half by half, that checks every result; see `aot.debug`."""
-        programs = Checked(self.traced, self.split, self.jits)
-        return self._running(Programs(programs.run, programs.backward))
-
-    def chosen(self, fitted: Fitted[Any], cut_ms: float) -> Self:
-        """The same cut with the search that found its plan; programs compiled during the search are reused."""
-        known = self.plan  # a plan that was read from a note knows nothing of the policy
-        plan = replace(fitted.plan, problem=known.problem, packed=known.packed)
-        plan = replace(plan, overruled=plan.overruled or known.overruled)
-        return replace(self, split=replace(self.split, plan=plan, cut_ms=cut_ms), fitted=fitted)
+        return self.made.executables
 
     @property
     def bytes_spilled(self) -> int:
-        """Bytes that wait in files, but for the starts of segments; 0 unless the options spill."""
-        if self.traced.options.spill is None:
-            return 0
-        values = self.split.graph.values
-        waiting = (values[v] for v, forms in self.schedule.stored.items() if HOOK in forms)
-        return sum(value.saved_bytes for value in waiting if is_spilled(value.payload))
+        """The bytes that wait in files, without the starts of segments; 0 unless the options spill."""
+        return self.made.bytes_spilled
+
+    def checked(self) -> Runner:
+        """Return a runner of one call, half by half, that checks every result; see `aot.debug`."""
+        programs = debug.Checked(self.traced, self.split, self.jits)
+        return self.made.running(Programs(programs.run, programs.backward))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The executables of one cut, their figures, and calls on the caller's trees.
+
+    If the step is one program, the separate halves are compiled when first needed.
+
+    Attributes:
+        cut: the cut that was compiled.
+        executables: the number of programs that `value_and_grad` runs: 1 for forward and backward together, or 2.
+    """
+
+    cut: Cut
+    executables: int
+
+    def __repr__(self) -> str:
+        """`<Compiled loss: 1 executable, 512.3 ms>`."""
+        programs = counted(self.executables, "executable")
+        return f"<Compiled {self.cut.traced.name}: {programs}, {self.compile_ms:.1f} ms>"
 
     @property
-    def _again(self) -> Wrap:
-        """How the halves are differentiated once more; those with references, by JAX."""
-        traced = self.traced
-        if any(map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)):
-            return JITTED
-        return differentiated_again(traced.call.options.conventions, traced.name)
+    def compile_ms(self) -> float:
+        """Wall time of compiling the programs of `value_and_grad`."""
+        return self.cut.made.compile_ms(self.executables)
 
     @property
-    def _own(self) -> Halves:
-        """The halves of programs of ours, outside of all transformations."""
-        return self._runners.of("own", lambda: self.split.underived)
+    def programs(self) -> tuple[Any, ...]:
+        """The executables of `value_and_grad`."""
+        return self.cut.made.programs(self.executables)
 
-    def _open(self, halves: Halves, wrap: Wrap = JITTED) -> Open:
-        return Open.of(self.traced.call, halves, self.traced.handed_back, wrap)
+    @property
+    def trail(self) -> tuple[Attempt, ...]:
+        """The plans that were compiled in the search for the budget, in order; empty without a budget."""
+        return () if self.cut.fitted is None else self.cut.fitted.trail
 
-    def _running(self, programs: Programs, is_apart: bool = False) -> Runner:
-        traced, signed = self.traced, lambda: self.signature
-        if (spill := traced.options.spilled) is not None:
-            count = len(traced.program.results.avals) - len(traced.handed_back)
-            programs = spilled(programs, spill.packing.disk, traced.name, self.bytes_spilled, count)
-        known = traced.consts, traced.handed_back, self.residuals, signed, is_apart
-        return Runner(traced.call, programs, *known)
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of the step, arguments and results included, by XLA's figures."""
+        return self.cut.made.peak_bytes(self.executables)
 
-    def _residual_structs(self, jits: Jits) -> list[Any]:
-        """The types of the backward's inputs; residuals have the shardings that the forward gives them."""
-        traced, inputs = self.traced, self.traced.structs
-        closed = self._own.backward
-        structs = traced.placed(map(jaxprs.unplaced, jaxprs.input_structs(closed)))
-        if any(map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)):
-            # `output_shardings` below would also count references.
-            references = {i: r.index for i, r in enumerate(self.residuals) if jaxprs.is_reference(structs[i])}
-            return [inputs[references[i]] if i in references else s for i, s in enumerate(structs)]
-        before = [getattr(s, "sharding", None) for s in inputs]
-        leaves = [before[len(traced.consts) + p] for p in traced.bound.places]
-        after = alias.inserted(list(jits.compiled("forward").output_shardings), traced.handed_back, leaves)
-        shardings = verify.routed(self.residuals, before, after, len(traced.program.results.avals))
-        for i, sharding in enumerate(shardings):
-            if sharding is not None and jaxprs.lies_on_host(sharding):
-                weak = structs[i].weak_type
-                structs[i] = jaxprs.HostStruct(structs[i].shape, structs[i].dtype, weak_type=weak, sharding=sharding)
-            elif sharding is not None and len(sharding.device_set) > 1:
-                structs[i] = structs[i].update(sharding=sharding)
-        return structs
+    @property
+    def activation_bytes(self) -> int:
+        """Memory of the step beyond arguments and results, by XLA's figures."""
+        return self.cut.made.activation_bytes(self.executables)
+
+    @property
+    def timings(self) -> Timings:
+        """Milliseconds of tracing, cutting, emitting and compiling."""
+        split = self.cut.split
+        return Timings(self.cut.traced.trace_ms, split.cut_ms, split.emit_ms, self.compile_ms)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """XLA's figures for both halves and for the step."""
+        return self.cut.made.memory(self.executables)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Floating-point operations of the two halves."""
+        return Cost(jaxpr_flops(self.cut.forward), jaxpr_flops(self.cut.backward))
+
+    @cached_property
+    def _binder(self) -> Binder:
+        bound = self.cut.traced.bound
+        return Binder(Statics(frozenset(i for i, _ in bound.static_args), frozenset(k for k, _ in bound.static_kwargs)))
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Runner, Bound]:
+        """Return the runner of a call, and the call; raises `CallError` if its arguments do not fit."""
+        traced = self.cut.traced
+        refuse_to_run(traced.name, traced.options.goal)
+        signature, bound = self._binder(args, kwargs)
+        signature.made.of("fits", lambda: self._fits(bound))
+        if debug.is_on():
+            debug.check_call(traced, bound)
+            return self.cut.checked(), bound
+        return self._runner, bound
+
+    @cached_property
+    def _runner(self) -> Runner:
+        """The runner of the executables, with a look at their results if the options ask for that."""
+        runner, traced = self.cut.executables, self.cut.traced
+        if traced.options.check is None:
+            return runner
+        return watched(runner, lambda: self.cut.made, Unchecked(traced.name))
+
+    def _fits(self, bound: Bound) -> bool:
+        """Let the wrappers check a call, except the outermost, which flattens calls."""
+        wrapped = self.cut.traced.wrapped
+        return replace(wrapped, trail=wrapped.trail[1:]).post_compile(lambda bound: True)(bound)
+
+    def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """Like `jax.value_and_grad` of the function; raises `CallError` if the arguments do not fit."""
+        if not debug.is_on() and (ran := self._binder.ran("step", args, kwargs)) is not None:
+            return ran[0]
+        runner, bound = self._bound(args, kwargs)
+        if debug.is_on():
+            return runner.value_and_grad(bound)
+        if self.executables == 2:
+            return runner.value_and_grad_in_two(bound)
+        if not any(self.cut.traced.options.donated):
+            self._binder.keep("step", bound, runner.ready("step"))
+        return runner.value_and_grad(bound)
+
+    def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
+        """Return the function's output and a pullback, from a cotangent of the output to the gradients in `argnums`.
+
+        As in `jax.grad`, these are one tree, or a tuple if `argnums` is a tuple. (The pullback of `Function.vjp`
+        returns one tree per positional argument, as in `jax.vjp`.)
+
+        The backward reuses the residuals' memory for the gradients, so the pullback can be called only once;
+        `pullback(cotangent, keep_residuals=True)` keeps them for another call.
+        """
+        runner, bound = self._bound(args, kwargs)
+        main, aux, pullback = runner.vjp(bound, overwrites=not debug.is_on())
+        return ((main, aux) if self.cut.traced.options.has_aux else main), pullback
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+        """Run the forward half: the function's output (with `has_aux` a pair) and the flat residuals."""
+        _, bound = self._bound(args, kwargs)
+        bound = bound.copied()
+        outputs, residuals = self.cut.executables.forward(bound)
+        return self.cut.traced.call.result(outputs, bound), residuals
+
+    def backward(self, residuals: Sequence[Any], *cotangents: Any) -> list[Any]:
+        """Run the backward half on flat residuals, which it may overwrite, and cotangents.
+
+        There is one cotangent per output that can carry one. Returns the flat gradients of the differentiated leaves.
+        """
+        refuse_to_run(self.cut.traced.name, self.cut.traced.options.goal)
+        return list(self.cut.executables.programs.backward(residuals, cotangents, False))

@@ -4,9 +4,9 @@
         value, grads = loss.value_and_grad(params, batch)
 
 Inside `aot.debug()` each call runs forward and backward as two programs. The types of their inputs and outputs are
-compared with those of the jaxprs. If a half makes a NaN or an infinity, the error names the first op that did, by the
-user's source line, and what makes the call finite (see `cures`). This reads every result and compiles the halves again;
-outside `aot.debug()` it costs nothing. Calls inside an outer `jax.jit` have no numbers yet and are not checked.
+compared with the types in the jaxprs. If a half makes a NaN or an infinity, the error names the first op that did, by
+the user's source line, and its cure (see `cures`). This reads every result and compiles the halves again; outside
+`aot.debug()` it costs nothing. Calls inside an outer `jax.jit` have no numbers yet and are not checked.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
-from jointcut.aot.cures.found import NonFinite
-from jointcut.aot.cures.trials import FailedCall, has_nan
 from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.run.jits import Jits
+from jointcut.aot.stages.cures.found import NonFinite
+from jointcut.aot.stages.cures.trials import FailedCall, has_nan
+from jointcut.aot.trace.data import Trace
 from jointcut.partition.errors import CallError, VerifyError, message
 from jointcut.partition.lower import verify
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.split import Split
 from jointcut.wrappers.arguments.tree import Bound, struct
 from jointcut.wrappers.built_in import alias
@@ -33,9 +34,6 @@ from jointcut.wrappers.built_in.checks import first_nonfinite, is_finite
 
 _on: ContextVar[bool] = ContextVar("jointcut_debug", default=False)
 _REPORT = "This is a fault of jointcut or of XLA: please report the program that shows it."
-
-if TYPE_CHECKING:
-    from jointcut.aot.stages.traced import Traced
 
 
 @contextmanager
@@ -59,7 +57,7 @@ def is_on() -> bool:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _RunOfHalf:
     """One run of a half: its jaxpr, its flat inputs, and the user's names for them."""
 
     closed: Any
@@ -72,17 +70,17 @@ class Checked:
     """The programs of one call, with checks of every result.
 
     Attributes:
-        traced, split: the traced call and its cut.
+        traced, split: the traced call, and its cut.
         jits: the two halves.
         forward: the run of the forward, once it has run.
-        outputs: what the forward returned.
-        cotangents: those of the outputs, once they are known.
+        outputs: the results of the forward.
+        cotangents: the cotangents of the outputs, once they are known.
     """
 
-    traced: Traced
+    traced: Trace
     split: Split
     jits: Jits
-    forward: _Run | None = None
+    forward: _RunOfHalf | None = None
     outputs: Sequence[Any] = ()
     cotangents: Sequence[Any] | None = None
 
@@ -109,7 +107,7 @@ class Checked:
         traced, split = self.traced, self.split
         starts = [f"constant {i}" for i in range(len(traced.consts))]
         paths = traced.bound.paths()
-        run = self.forward = _Run(split.forward, flat, [*starts, *(paths[i] for i in traced.call.entering)])
+        run = self.forward = _RunOfHalf(split.forward, flat, [*starts, *(paths[i] for i in traced.call.entering)])
         results = self.jits.jitted["forward"](*flat)
         whole, count = self._restored(results, flat), len(traced.program.results.avals)
         residuals = verify.routed(split.halves.residuals, flat, whole, count)
@@ -120,7 +118,7 @@ class Checked:
         return results
 
     def _restored(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
-        """The forward's results with the outputs that the program does not return."""
+        """Return the forward's results with the outputs that the program does not return."""
         start = len(self.traced.consts)
         leaves = [flat[start + p] for p in self.traced.bound.places]
         return list(map(alias.as_array, alias.inserted(results, self.traced.handed_back, leaves)))
@@ -133,22 +131,22 @@ class Checked:
         self._same_types("backward", gradients, jaxprs.opened(self.split.backward)[0].outvars)
         graph, halves = self.split.graph, self.split.halves
         paths = [*(graph.where(r.value) for r in halves.residuals), *(f"cotangent {i}" for i in range(len(cotangents)))]
-        run = _Run(self.split.backward, [*residuals, *self.cotangents], paths)
+        run = _RunOfHalf(self.split.backward, [*residuals, *self.cotangents], paths)
         self._finite("backward", gradients, run, self.forward, whole=True)
         return gradients
 
     def _same_types(self, half: str, results: Sequence[Any], outvars: Sequence[Any]) -> None:
         for i, (result, var) in enumerate(zip(results, outvars, strict=True)):
             aval: Any = jax.typeof(result)
-            if not jaxprs.is_reference(var.aval) and (aval.shape, aval.dtype) != (var.aval.shape, var.aval.dtype):
+            if not abstract.is_reference(var.aval) and (aval.shape, aval.dtype) != (var.aval.shape, var.aval.dtype):
                 what = f"gave {aval.str_short()} as result {i}, and was made to give {var.aval.str_short()}."
                 raise VerifyError(message(f"The {half} of {self.traced.name}", what, _REPORT))
 
-    def _finite(self, half: str, results: Sequence[Any], *runs: _Run, whole: bool = False) -> None:
+    def _finite(self, half: str, results: Sequence[Any], *runs: _RunOfHalf, whole: bool = False) -> None:
         """Raise `NonFiniteError` if a half made a non-finite number, or passed on a NaN from its inputs.
 
-        `runs` has the run of this half, then that of the half that made its residuals, if any. With `whole`, both as
-        one program are searched first: an infinity that crosses from one to the other is then no input of the user's.
+        `runs` has the run of this half, then the run of the half that made its residuals, if any. With `whole`, both
+        halves are first searched as one program: an infinity between them is then no input of the user's.
         """
         if is_finite(results):
             return
@@ -167,10 +165,10 @@ class Checked:
                 replace(found, came_in=paths[0]).refuse()
         found.refuse()
 
-    def _both(self) -> _Run:
-        """The run of both halves as one program, the joint one."""
+    def _both(self) -> _RunOfHalf:
+        """Return the run of both halves as one program, the joint one."""
         assert self.forward is not None and self.cotangents is not None, "both halves ran"
-        return _Run(self.traced.joint, [*self.forward.flat, *self.cotangents], ())
+        return _RunOfHalf(self.traced.joint, [*self.forward.flat, *self.cotangents], ())
 
     @property
     def _leaves(self) -> Sequence[Any]:
@@ -179,8 +177,8 @@ class Checked:
         return self.forward.flat[len(self.traced.consts) :]
 
 
-def check_call(traced: Traced, bound: Bound) -> None:
-    """Compare a call's shardings and aliases with those it was compiled for; other calls skip this check.
+def check_call(traced: Trace, bound: Bound) -> None:
+    """Compare shardings and aliases of a call with the compiled call's; other calls skip this check.
 
     Raises `CallError` at the first difference.
     """

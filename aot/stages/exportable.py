@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.choices.options import Options, name_of
 from jointcut.aot.export.export import refuse_what_stays
 from jointcut.aot.export.pair import Pair
+from jointcut.aot.options.options import Options, name_of
 from jointcut.aot.stages import tracing
 from jointcut.aot.stages.symbolic import symbolic_cut
 from jointcut.partition.errors import ArtefactError, message
@@ -26,7 +26,7 @@ def exportable(
     constraints: Sequence[str],
     platforms: Sequence[str],
 ) -> Pair:
-    """The pair to export; with symbolic sizes, its plan is made for the numbers in `sizes`.
+    """Return the pair to export; with symbolic sizes, its plan is made for the numbers in `sizes`.
 
     Raises `ArtefactError` if the function cannot be exported, and as tracing and cutting do.
     """
@@ -37,7 +37,7 @@ def exportable(
             cure = "Export with numbers for all sizes, or leave that wrapper out."
             raise ArtefactError(message(f"The wrapper {type(options.passes[0]).__name__}", what, cure))
         cut = symbolic_cut(function, options, bound, sizes or {}, constraints)
-        return Pair(cut.cut, cut.traced, cut.split.on(Backend.of(platforms)).halves, cut.sizes)
+        return Pair(cut.cut.made, cut.traced, cut.split.on(Backend.of(platforms)).halves, cut.sizes)
     traced = tracing.trace(function, options, bound, options.chosen)
     refuse_what_stays(traced)
-    return Pair.of(traced.partition(), platforms)
+    return Pair.of(traced.partition().made, platforms)

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, runtime
 from jointcut.partition.rewrite.simplify import live
 from jointcut.partition.rewrite.sparse import is_zero
 from jointcut.partition.split import Split
@@ -122,6 +122,6 @@ def gradient(split: Split, consts: Sequence[Any], carries: Sequence[bool], wante
 
 
 def _closed(open_jaxpr: Any, consts: Sequence[Any]) -> Any:
-    """A closed jaxpr with its leading inputs as constants."""
-    rest = jaxprs.input_structs(open_jaxpr)[len(consts) :]
-    return jax.make_jaxpr(lambda *flat: jaxprs.evaluate(open_jaxpr, *consts, *flat))(*rest)
+    """Return a closed jaxpr with its leading inputs as constants."""
+    rest = abstract.input_structs(open_jaxpr)[len(consts) :]
+    return jax.make_jaxpr(lambda *flat: runtime.evaluate(open_jaxpr, *consts, *flat))(*rest)

@@ -2,7 +2,7 @@
 
 The function is traced once, for symbolic sizes. With numbers in their place (`partition.program.sizes`), the program is
 planned like any other, by strategy or within a budget. Then both halves are written again from the symbolic program by
-that plan. Values and equations correspond by position, so that no second trace is needed.
+that plan. Values and equations correspond by position, so no second trace is needed.
 
 Sizes behave as in `jax.export`. A function that compares a symbolic size with a number (`<`) cannot be traced unless a
 constraint decides it. JAX takes a symbolic size to be unequal to any number.
@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.choices.options import Options, name_of
+from jointcut.aot.options.options import Options, name_of
 from jointcut.aot.stages import tracing
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.traced import Traced
@@ -29,13 +29,12 @@ from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope
 from jointcut.partition.errors import PlanError, TraceError, message
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves, Residual, emit
-from jointcut.partition.lower.steps import Schedule
-from jointcut.partition.nesting.read import read
+from jointcut.partition.lower.listing import Schedule
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Body
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.program.places import our_folders
 from jointcut.partition.program.roles import Role
 from jointcut.partition.program.sizes import is_symbolic, names, names_in, numbers, with_numbers
@@ -69,9 +68,7 @@ class SymbolicSplit(Split):
     """
 
     def _written(self, problem: Problem, steps: Schedule) -> Halves:
-        # The rewrites for these habits know no names of sizes.
-        backend = replace(problem.backend, runs_early=False, shares_zeros=False)
-        return with_sizes(super()._written(replace(problem, backend=backend), steps), self.graph)
+        return with_sizes(super()._written(problem, steps), self.graph)
 
 
 def symbolic_cut(
@@ -96,7 +93,7 @@ def symbolic_cut(
 
 
 def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[str, int]) -> Traced:
-    """The same trace for concrete sizes."""
+    """Return the same trace for concrete sizes."""
     bound = replace(traced.bound, leaves=tuple(concrete(leaf, sizes) for leaf in traced.bound.leaves))
     results = traced.program.results
     avals = tuple(a.update(shape=numbers(a.shape, sizes)) if is_symbolic(a.shape) else a for a in results.avals)
@@ -110,9 +107,9 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
 
 
 def _split(traced: Traced, cut: Cut) -> SymbolicSplit:
-    """The halves of a symbolic program by the plan of the same program with numbers."""
+    """Return the halves of a symbolic program by the plan of the same program with numbers."""
     start, measured = time.perf_counter(), cut.split
-    symbolic = read(traced.program.to_cut, traced.program.roles)  # without cheaper forms, as that with numbers
+    symbolic = traced.program.graph  # without cheaper forms, like the program with numbers
     graph = _with_payloads(measured.graph, symbolic)
     _refuse_segments(graph, measured.plan)
     problem = replace(measured.problem, graph=graph)
@@ -123,7 +120,7 @@ def _split(traced: Traced, cut: Cut) -> SymbolicSplit:
 
 
 def _with_payloads(measured: Graph, symbolic: Graph) -> Graph:
-    """A graph with the figures of one program and the equations and types of the other."""
+    """Return a graph with the figures of one program and the equations and types of the other."""
     ops = zip(measured.ops, symbolic.ops, strict=True)
     assert measured.regions == symbolic.regions and all(a.outputs == b.outputs for a, b in ops), "another program"
     return replace(
@@ -138,7 +135,7 @@ def _with_payloads(measured: Graph, symbolic: Graph) -> Graph:
 
 
 def _of_equations(measured: Mapping[int, Body], symbolic: Mapping[int, Body]) -> dict[int, Body]:
-    """The bodies of one program with the equations of the other."""
+    """Return the bodies of one program with the equations of the other."""
     pairs = ((op, body, symbolic[op]) for op, body in measured.items())
     return {op: replace(body, inside=other.inside, repeated=other.repeated) for op, body, other in pairs}
 
@@ -160,7 +157,7 @@ def _refuse_segments(graph: Graph, plan: Plan) -> None:
 def with_sizes(halves: Halves, graph: Graph) -> Halves:
     """Pass further arguments to the backward if its inputs do not determine a size that it needs.
 
-    The caller holds these arrays anyway. The one of the fewest bytes is passed.
+    The caller holds these arrays anyway. The smallest in bytes is passed.
     """
     backward, _ = jaxprs.opened(halves.backward)
     residuals, invars = list(halves.residuals), list(backward.invars)
@@ -185,7 +182,7 @@ def _names(aval: Any) -> frozenset[str]:
 
 
 def _solvable(avals: Iterable[Any]) -> frozenset[str]:
-    """The names that are determined by a single size of these types."""
+    """Return the names that are determined by a single size of these types."""
     matches = (_SOLVABLE.fullmatch(str(n)) for aval in avals for n in getattr(aval, "shape", ()))
     return frozenset(match["name"] for match in matches if match)
 
@@ -212,7 +209,7 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    """The last line of the traceback outside JAX, ` at file:line (function)`; empty if it is one of ours."""
+    """Return the last line of the traceback outside JAX, ` at file:line (function)`; empty if it is one of ours."""
     root = Path(jax.__file__).parent
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not Path(f.filename).is_relative_to(root)]

@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jointcut.aot.choices.options import Options, name_of
-from jointcut.aot.choices.target import target_of
-from jointcut.aot.fitting.inexact import is_at_hand
+from jointcut.aot.options.options import Options, name_of
+from jointcut.aot.options.target import target_of
+from jointcut.aot.planning.budgets.inexact import is_at_hand
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, unique_paths
+from jointcut.aot.trace.differentiated import differentiated
 from jointcut.aot.trace.joint import joint
-from jointcut.aot.trace.rows import with_rows
-from jointcut.aot.trace.wanted import differentiated
+from jointcut.aot.trace.sparse_gradients import with_rows
 from jointcut.partition.errors import TargetError, TraceError, choices, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, runtime
 from jointcut.wrappers import stack
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in.alias import AliasWrapper
@@ -51,12 +51,11 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
         with (
             explained(name, function, unique_paths(bound), bound),
             escapes.refused(function, name, bound),
-            jaxprs.paused_collection(),
+            runtime.paused_collection(),
         ):
             mask = [i in wanted for i in range(len(bound.leaves))]
             places, chosen = target.places, options.conventions
             program = joint(target.function, bound.unique, options.has_aux, mask, paths, places, chosen)
-            program = replace(program, policy=options.policy)
             if positions is not None and options.sparse_gradients:
                 program = with_rows(program, tables(bound, wanted, options))
         now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")
@@ -65,7 +64,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
 
 
 def with_target(options: Options, bound: Bound) -> Options:
-    """The options with their target, which may follow from the arguments.
+    """Return the options with their target, which may follow from the arguments.
 
     Raises `TargetError` for arguments on the devices of another target.
     """
@@ -82,7 +81,7 @@ def wrapped_for(
     inputs: Sequence[InputAliasInfo],
     around: Sequence[CompilerWrapper] = (),
 ) -> stack.Wrapped:
-    """The function within its wrappers, for calls of one signature.
+    """Return the function within its wrappers, for calls of one signature.
 
     `inputs` are the records of the arguments, `around` the user's own wrappers, which see flat arrays.
     """
@@ -91,9 +90,9 @@ def wrapped_for(
 
 
 def tables(bound: Bound, wanted: Sequence[int], options: Options) -> dict[int, str]:
-    """Positions among the gradients, with their paths, of the `sparse_gradients`.
+    """Return the positions of the `sparse_gradients` among the gradients, with their paths.
 
-    Raises `TraceError` for a path that is not one of a differentiated leaf.
+    Raises `TraceError` for a path that is no differentiated leaf.
     """
     paths = bound.paths()
     known = {paths[i]: k for k, i in enumerate(wanted)}

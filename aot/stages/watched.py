@@ -1,6 +1,6 @@
 """Look at the results of every call, and find the op that made one of them NaN.
 
-This is `aot.function(check="nonfinite")`. The programs of a call stay as they are. A second small program says whether
+This is `aot.function(check="nonfinite")`. The programs of a call are unchanged. A second small program says whether
 all their results are finite, and the call waits for that one number. If they are not, the call is replayed as in debug
 mode (see `debug`), half by half with the same arrays, and the error tells the whole story.
 
@@ -13,41 +13,39 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jointcut.aot.cures.found import NonFinite
-from jointcut.aot.cures.trials import has_nan, why_not_again
+from jointcut.aot.run.runnable import Runnable
 from jointcut.aot.run.runner import Programs, Runner
 from jointcut.aot.run.unchecked import Unchecked
+from jointcut.aot.stages.cures.found import NonFinite
+from jointcut.aot.stages.cures.trials import has_nan, why_not_again
 from jointcut.aot.stages.debug import Checked
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, runtime
 from jointcut.wrappers.built_in.checks import first_nonfinite
 from jointcut.wrappers.metadata.convention import is_inexact
-
-if TYPE_CHECKING:
-    from jointcut.aot.stages.cut import Cut
 
 _NOT_KEPT = "the backward does not have the arguments of its call. aot.first_nonfinite takes them, and tries."
 
 
-def watched(runner: Runner, cut: Callable[[], Cut], unchecked: Unchecked) -> Runner:
-    """A runner of the same programs that raises `NonFiniteError` if one returns a NaN, or an infinity that it made.
+def watched(runner: Runner, made: Callable[[], Runnable], unchecked: Unchecked) -> Runner:
+    """Return a runner of the same programs that raises `NonFiniteError` for a NaN, or for an infinity that they made.
 
-    `cut` makes the cut that is replayed. `unchecked` warns of calls inside a transformation.
+    `made` makes the programs that are replayed. `unchecked` warns of calls inside a transformation.
     """
-    watch = _Watch(runner, cut, unchecked)
+    watch = _Watch(runner, made, unchecked)
     return replace(runner, programs=Programs(watch.run, watch.backward, runner.programs.takes_zeros, watch.ready))
 
 
 @dataclass(frozen=True)
 class _Watch:
-    """Programs with a look at their results."""
+    """Programs whose results are looked at."""
 
     runner: Runner
-    cut: Callable[[], Cut]
+    made: Callable[[], Runnable]
     unchecked: Unchecked
     _tests: dict[str, _Test] = field(default_factory=dict)
 
@@ -59,7 +57,7 @@ class _Watch:
         return results
 
     def ready(self, name: str) -> Callable[..., Sequence[Any]] | None:
-        """A program as `Programs.ready` has it."""
+        """Return a program as `Programs.ready` does."""
         program = self.runner.programs.ready(name)
         if program is None:
             return None
@@ -82,24 +80,23 @@ class _Watch:
     def _look(self, which: str, flat: Sequence[Any], results: Sequence[Any]) -> None:
         if self._is_fine(which, results):
             return
-        traced, count = self.cut().traced, len(self.runner.call.results.avals) - len(self.runner.handed_back)
+        made, count = self.made(), len(self.runner.call.results.avals) - len(self.runner.handed_back)
         half = "forward" if any(map(has_nan, results[:count])) else "backward"
-        if why := why_not_again(traced):
+        if why := why_not_again(made.trace):
             note = f"returns a NaN, and the call is not replayed to find the op: {why}"
         else:
-            Checked(traced, self.cut().split, self.cut().jits).run(
-                which, [*traced.consts, *flat[len(self.runner.consts) :]]
-            )
+            flat = [*made.trace.consts, *flat[len(self.runner.consts) :]]
+            Checked(made.trace, made.split, made.jits).run(which, flat)
             note = "returned a NaN, and none when it ran once more, half by half."
         self._end(which, results, NonFinite(self.runner.call.name, half, note=note))
 
     def _replay_backward(
         self, residuals: Sequence[Any], cotangents: Sequence[Any | None], gradients: Sequence[Any]
     ) -> None:
-        split, call = self.cut().split, self.runner.call
+        split, call = self.made().split, self.runner.call
         flat = [*residuals, *call.filled(cotangents)]
         found = NonFinite(call.name, "backward", untried=_NOT_KEPT)
-        fits = [jax.typeof(x).shape for x in flat] == [s.shape for s in jaxprs.input_structs(split.backward)]
+        fits = [jax.typeof(x).shape for x in flat] == [s.shape for s in abstract.input_structs(split.backward)]
         culprit = first_nonfinite(split.backward, flat) if fits else None
         if culprit is not None:
             replace(found, culprit=culprit).refuse()
@@ -122,7 +119,7 @@ class _Watch:
         if not test.floats:
             return True
         floats = [results[i] for i in test.floats]
-        if any(map(jaxprs.is_tracer, floats)):
+        if any(map(runtime.is_tracer, floats)):
             self.unchecked()
             return True
         return bool(test.program(*floats))
@@ -130,20 +127,20 @@ class _Watch:
 
 @dataclass(frozen=True)
 class _Test:
-    """The test of one program's results: the places of its floats, and of those in which an infinity is the user's."""
+    """The test of one program's results: the positions of its floats, and of the floats that may be infinite."""
 
     floats: tuple[int, ...]
     theirs: frozenset[int] = frozenset()
 
     @functools.cached_property
     def program(self) -> Callable[..., jax.Array]:
-        """Whether all floats are fine."""
+        """A function that says whether all floats are fine."""
         return _test(tuple(i in self.theirs for i in self.floats))
 
 
 @functools.lru_cache(maxsize=256)
 def _test(allowed: tuple[bool, ...]) -> Callable[..., jax.Array]:
-    """A program that says whether no array has a NaN, nor an infinity where that is not allowed."""
+    """Return a program that says whether no array has a NaN, nor an infinity where that is not allowed."""
 
     def fine(*arrays: Any) -> jax.Array:
         wide = (x.astype(jnp.float32) if x.dtype.itemsize < 4 else x for x in arrays)  # narrow floats lack isnan
@@ -155,4 +152,4 @@ def _test(allowed: tuple[bool, ...]) -> Callable[..., jax.Array]:
 
 def _is_float(x: Any) -> bool:
     aval = jax.typeof(x)
-    return jaxprs.is_plain(aval) and is_inexact(aval.dtype)
+    return abstract.is_plain(aval) and is_inexact(aval.dtype)

@@ -1,4 +1,4 @@
-"""Set hooks on values, on calls, on parameters and on what is saved."""
+"""Set hooks on values, on calls, on parameters and on residuals."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.hooks.closures import described, values_read
 from jointcut.aot.hooks.hook import Hook, Place, hook_of
-from jointcut.aot.hooks.looks import described, values_read
-from jointcut.aot.hooks.saving import SavedArrays
-from jointcut.aot.hooks.traced import hooked_call, hooked_value
+from jointcut.aot.hooks.in_programs import hooked_call, hooked_value
+from jointcut.aot.hooks.saved_arrays import SavedArrays
 from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here
 from jointcut.aot.tape.sweep import Packed
 from jointcut.aot.tape.walk import identity
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, eager, runtime, user_source
 from jointcut.partition.program.places import line_at
 
 _LEAF = jax.tree.structure(0)
 
 
-def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
-    """Set a hook on the cotangent of a value; returns the value, which is to be used from there on.
+def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook, *, traced: bool = False) -> Any:
+    """Set a hook on the cotangent of a value, and return the value; use the returned value from there on.
 
     `hook(cotangent)` is called once in a backward, with the whole cotangent of `x`, an array of the shape and dtype of
     `x`. It returns an array to use instead, or None. It corresponds to PyTorch's `Tensor.register_hook`.
 
-    A hook that JAX can trace, and that changes nothing else, is part of the compiled backward; a function of `jax.jit`
-    always is. Any other hook is called back, in order and exactly once, with real arrays. On a tape the hook stands at
-    the op that made `x`, also for readers before this line; elsewhere (in `aot.function`, `jax.grad`) it stands here,
-    and hooks are called in the order of their lines from the last to the first; those of one value in the order in
-    which they were set, and in `aot.function` those of an argument as soon as its gradient is complete. What a hook
-    raises there, XLA hands on as `jax.errors.JaxRuntimeError` with the text in it.
+    A hook is called back, in order and exactly once, with real arrays: it may print, store and decide. With
+    `traced=True`, or if it is a function of `jax.jit`, the hook is part of the compiled backward, which is faster. It
+    then runs once, while JAX traces it, so only its result may matter.
+
+    On a tape the hook belongs to the op that made `x`, so it also sees the gradients of uses of `x` before this line.
+    Elsewhere (in `aot.function`, `jax.grad`) it sees only later uses. Hooks are called from the last line to the first;
+    hooks of one value are called in the order of setting. In `aot.function` the hooks of an argument are called as soon
+    as its gradient is complete. Outside of a tape, XLA wraps the error of a hook in a `jax.errors.JaxRuntimeError` that
+    contains its text.
 
     Raises `CallError` on a tape if no gradient flows to `x`, and in a backward if the hook returns another shape or
     dtype. Where no gradient is asked for, it does nothing.
@@ -43,33 +46,34 @@ def on_cotangent(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
     >>> from jointcut import aot
     >>> @aot.tape
     ... def loss(w):
-    ...     h = aot.on_cotangent(jnp.sin(w), lambda g: 10 * g)
+    ...     h = aot.on_cotangent(jnp.sin(w), lambda g: 10 * g, traced=True)
     ...     return jnp.sum(h)
     >>> loss.grad(jnp.zeros(2)).tolist()
     [10.0, 10.0]
     """
-    made, tape = _set(hook, "on_cotangent"), recording_here()
+    made, tape = _set(hook, "on_cotangent", traced), recording_here("on_cotangent")
     if made.removed:
         return x
     if tape is not None:
         edge = _edge(tape, x, "on_cotangent")
         edge[0].hooks.append(_value_place("on_cotangent", made, x, edge[1]))
         return x
-    if jaxprs.tracing():
-        return hooked_value(x, _value_place("on_cotangent", made, x, 0), isinstance(hook, Hook))
+    if runtime.tracing():
+        return hooked_value(x, _value_place("on_cotangent", made, x, 0))
     _refuse_ended(x, "on_cotangent")
     return x
 
 
-def post_accumulate(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
-    """Set a hook on the gradient of a parameter, once it is complete; returns the parameter.
+def post_accumulate(x: Any, hook: Callable[[Any], Any] | Hook, *, traced: bool = False) -> Any:
+    """Set a hook on the complete gradient of a parameter, and return the parameter.
 
-    `x` is a differentiated array as it was passed to the function. `hook(gradient)` is called after the hooks of
-    `on_cotangent` and after the gradient was added to its reference (see `accumulate_into`), as soon as the last part
-    of it is there. It returns an array to use instead, or None. It corresponds to PyTorch's
-    `Tensor.register_post_accumulate_grad_hook`. Raises `CallError` for a value that was computed.
+    `x` is a differentiated array, the same object that was passed to the function. `hook(gradient)` is called as soon
+    as the gradient is complete, after the hooks of `on_cotangent`, and after the gradient was added to its reference
+    (see `accumulate_into`). It returns an array to use instead, or None; for `traced` see `on_cotangent`. It
+    corresponds to PyTorch's `Tensor.register_post_accumulate_grad_hook`. Raises `CallError` for a value that was
+    computed.
     """
-    made, tape = _set(hook, "post_accumulate"), recording_here()
+    made, tape = _set(hook, "post_accumulate", traced), recording_here("post_accumulate")
     if made.removed:
         return x
     if tape is not None:
@@ -79,8 +83,8 @@ def post_accumulate(x: Any, hook: Callable[[Any], Any] | Hook) -> Any:
             raise CallError(message("post_accumulate", what, "Set it on a parameter, or use aot.on_cotangent."))
         node.hooks.append(_value_place("post_accumulate", made, x, i))
         return x
-    if jaxprs.tracing():
-        return hooked_value(x, _value_place("post_accumulate", made, x, 0), isinstance(hook, Hook))
+    if runtime.tracing():
+        return hooked_value(x, _value_place("post_accumulate", made, x, 0))
     _refuse_ended(x, "post_accumulate")
     return x
 
@@ -90,19 +94,22 @@ def hooked(
     *,
     pre_hook: Callable[[Any], Any] | Hook | None = None,
     post_hook: Callable[[Any, Any], Any] | Hook | None = None,
+    traced: bool = False,
 ) -> Callable[..., Any]:
-    """A function whose calls have hooks before and after their backward.
+    """Return a function whose calls have hooks before and after their backward.
 
-    `pre_hook(cotangents)` is called before the backward of a call, with the cotangents of its output in the output's
-    tree, zeros included. It returns such a tree to use instead, or None. `post_hook(gradients, cotangents)` is called
-    after it, with a tuple of the gradients of the positional arguments (None for what is not differentiated), and with
-    the cotangents that the backward started from. It returns such a tuple to use instead, or None. They correspond to
-    PyTorch's `Module.register_full_backward_pre_hook` and `register_full_backward_hook`.
+    `pre_hook(cotangents)` is called before the backward of a call. It takes the cotangents of the output in the
+    output's tree, zeros included, and returns such a tree to use instead, or None. `post_hook(gradients, cotangents)`
+    is called after the backward. It takes a tuple of the gradients of the positional arguments, with None for leaves
+    that are not differentiated, and the cotangents that the backward started from. It returns such a tuple to use
+    instead, or None. The hooks correspond to PyTorch's `Module.register_full_backward_pre_hook` and
+    `register_full_backward_hook`.
 
     Args:
         function: any function of arrays. On a tape it runs eagerly like the rest.
-        pre_hook: what is called before the backward.
-        post_hook: what is called after it.
+        pre_hook: the hook that is called before the backward.
+        post_hook: the hook that is called after the backward.
+        traced: whether both are part of the compiled backward, as in `on_cotangent`.
 
     Raises `CallError` at a call on a tape if no gradient flows to an argument.
     """
@@ -110,42 +117,45 @@ def hooked(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(function, **kwargs)
-        tape = recording_here()
-        for kind, hook in (("pre_hook", pre_hook), ("post_hook", post_hook)):
-            if hook is not None:
-                _set(hook, kind)
+        tape = recording_here("hooked")
+        before = None if pre_hook is None else _set(pre_hook, "pre_hook", traced)
+        after = None if post_hook is None else _set(post_hook, "post_hook", traced)
         if tape is not None:
-            return _called(tape, bound, args, pre_hook, post_hook)
-        if jaxprs.tracing():
-            return hooked_call(bound, args, pre_hook, post_hook)
+            return _called(tape, bound, args, before, after)
+        if runtime.tracing():
+            return hooked_call(bound, args, before, after)
         return bound(*args)
 
     return call
 
 
 class saved_arrays(SavedArrays):
-    """Keep what is saved in another form: the forward keeps `pack(array)`, the backward reads `unpack` of that.
+    """Save residuals in another form: the forward keeps `pack(array)`, and the backward reads `unpack` of it.
 
     It corresponds to PyTorch's `torch.autograd.graph.saved_tensors_hooks`. `unpack` returns an array of the same shape
     and dtype as `pack` was given.
 
-    As an option, `aot.function(saved_arrays=aot.saved_arrays(pack, unpack))`, it is for all arrays that the plan saves:
-    `which="intermediates"`. With `"no_params"` arguments that are not differentiated are packed too, which the backward
-    otherwise reads from the caller, and with `"all"` every argument that it reads. `pack` is given the array in the
-    form in which it waits, such as bits or bfloat16 (see `aot.SAVE_AS`), in a loop that of one step. Functions that JAX
-    can trace, and that change nothing else, are part of the two halves; `unpack` stands just before what reads its
-    array. Others are called back with numpy arrays; they return arrays of shapes and dtypes that depend on those of
-    their argument alone, and are called with zeros first. How often they are called is the compiler's choice. What a
-    loop in segments keeps of its carries, and what a conditional or a step of `aot.while_loop` keeps for itself, is
-    not packed.
+    As an option, `aot.function(saved_arrays=aot.saved_arrays(pack, unpack))`, it packs all arrays that the plan saves:
+    `which="intermediates"`. With `"no_params"`, it also packs the arguments that the backward reads and that are not
+    differentiated; without packing, the backward reads them from the caller. With `"all"`, it packs every argument that
+    the backward reads. `pack` takes the array in its saved form, such as bits or bfloat16 (see `aot.SAVE_AS`); in a
+    loop, it takes the array of one step.
 
-    On a tape it is a context: `with aot.saved_arrays(pack, unpack):` is for the ops inside it. `pack` is called with
-    each array as it is saved, and may return anything, such as the name of a file. `unpack` is called when the backward
-    of the op runs. Where no gradient is recorded, it does nothing. Raises `CallError` inside a transformation, where
+    Functions that JAX can trace are part of the two halves. They run once, while JAX traces them, and `unpack` runs
+    just before the op that reads its array. Functions that convert their argument to numpy, or decide by its numbers,
+    are called back with numpy arrays. The shapes and dtypes of their results may depend only on the shape and dtype of
+    their argument, and they are called with zeros first. The compiler chooses how often they are called. Three kinds of
+    residuals are not packed: the carries that a loop in segments keeps, and the residuals inside a conditional or
+    inside a step of `aot.while_loop`.
+
+    On a tape it is a context: `with aot.saved_arrays(pack, unpack):` packs the residuals of the ops inside it. `pack`
+    is called with each array when it is saved, and may return anything, such as the name of a file. `unpack` is called
+    when the backward of the op runs. A traced `unpack`, such as `aot.Hook(unpack, traced=True)`, is part of the
+    program. Where no gradient is recorded, the context does nothing. Raises `CallError` inside a transformation, where
     nothing is saved yet.
 
-    Raises `CallError` if a function cannot be called, or `which` is unknown; in `aot.function`, at a call, also if
-    `unpack` gives back another shape or dtype.
+    Raises `CallError` if a function cannot be called, or `which` is unknown. In `aot.function`, a call also raises it
+    if `unpack` returns another shape or dtype.
 
     >>> import jax.numpy as jnp
     >>> from jointcut import aot
@@ -156,13 +166,13 @@ class saved_arrays(SavedArrays):
     """
 
     def __enter__(self) -> None:
-        tape = recording_here()
+        tape = recording_here("saved_arrays")
         if tape is not None:
             if self.which not in (None, "all"):
                 what = f"has which={self.which!r} on a tape, where all that is saved is packed."
                 raise CallError(message("saved_arrays", what, "Leave which out, or give it to aot.function."))
             tape.packing.append(_Packing(self.pack, hook_of(self.unpack)))
-        elif jaxprs.tracing():
+        elif runtime.tracing():
             what = "is used inside a transformation (jax.jit, jax.grad, aot.function), where nothing is saved yet."
             cure = "Use it in a function of aot.tape, around such calls, or give it to aot.function(saved_arrays=...)."
             raise CallError(message("saved_arrays", what, cure))
@@ -180,7 +190,7 @@ class _Packing:
     unpack: Hook
 
     def packed(self, x: Any) -> Packed:
-        """An array in its other form."""
+        """Return the packed form of an array."""
         leaves, tree = jax.tree.flatten(self.pack(x))
         are_arrays = all(isinstance(leaf, jax.Array) for leaf in leaves)
         types = tuple(map(jax.typeof, leaves)) if are_arrays else ()
@@ -189,30 +199,36 @@ class _Packing:
         return Packed(tuple(leaves), place)
 
 
-def _called(tape: Recording, function: Callable[..., Any], args: Sequence[Any], pre_hook: Any, post_hook: Any) -> Any:
-    """A call on a tape, between two nodes that hand its cotangents on."""
+def _called(
+    tape: Recording, function: Callable[..., Any], args: Sequence[Any], pre_hook: Hook | None, post_hook: Hook | None
+) -> Any:
+    """Call a function on a tape, between two nodes that pass its cotangents on."""
     entered, arguments, tree = _passed(tape, args)
     if entered is None:
         what = "is called with arguments to which no gradient flows, so its backward never runs."
         name = getattr(function.func, "__name__", "a call")  # pyright: ignore[reportFunctionMemberAccess]
         raise CallError(message(f"hooked {name}", what, "Pass it something that is computed from a parameter."))
     left, result, out_tree = _passed(tape, function(*arguments))
-    types = tuple(jaxprs.cotangent_aval(aval) for aval in _types(entered))
+    types = tuple(abstract.cotangent_aval(aval) for aval in _types(entered))
     where = f"a call at {line_at(entered.source)}"
-    cotangents = () if left is None else tuple(jaxprs.cotangent_aval(aval) for aval in _types(left))
-    if pre_hook is not None and left is not None and not hook_of(pre_hook).removed:
+    cotangents = () if left is None else tuple(abstract.cotangent_aval(aval) for aval in _types(left))
+    if pre_hook is not None and left is not None and not pre_hook.removed:
         outputs = tuple(range(len(cotangents)))
-        made = Place("pre_hook", hook_of(pre_hook), cotangents, (out_tree,), cotangents, out_tree, where, outputs)
+        made = Place("pre_hook", pre_hook, cotangents, (out_tree,), cotangents, out_tree, where, outputs)
         left.hooks.append(made)
-    if post_hook is not None and not hook_of(post_hook).removed:
+    if post_hook is not None and not post_hook.removed:
         both, trees, outputs = (*types, *cotangents), (tree, out_tree), tuple(range(len(types)))
-        made = Place("post_hook", hook_of(post_hook), both, trees, types, tree, where, outputs, left)
+        made = Place("post_hook", post_hook, both, trees, types, tree, where, outputs, left)
         entered.hooks.append(made)
     return result
 
 
 def _passed(tape: Recording, values: Any) -> tuple[Node | None, Any, Any]:
-    """A node that hands on what is differentiated in a tree; the tree behind it, and that of its cotangents."""
+    """Add a node that passes on the differentiated values of a tree.
+
+    Return the node, the tree of values behind it, and the tree of their cotangents. The node is None if no value is
+    differentiated.
+    """
     leaves, tree = jax.tree.flatten(values)
     edges = [tape.edge(x) for x in leaves]
     moving: list[Edge] = [edge for edge in edges if edge is not None]
@@ -220,11 +236,11 @@ def _passed(tape: Recording, values: Any) -> tuple[Node | None, Any, Any]:
     if not moving:
         return None, values, cotangents
     node = Node(tape, identity(len(moving)), moving, ())
-    node.source = jaxprs.source_here()
+    node.source = user_source.source_here()
     node.types = tuple(jax.typeof(x) for x, edge in zip(leaves, edges, strict=True) if edge is not None)
     numbers = iter(range(len(moving)))
     behind = [
-        x if edge is None else jaxprs.EagerTracer(tape.trace, x.value, (node, next(numbers)))
+        x if edge is None else eager.EagerTracer(tape.trace, x.value, (node, next(numbers)))
         for x, edge in zip(leaves, edges, strict=True)
     ]
     return node, jax.tree.unflatten(tree, behind), cotangents
@@ -242,11 +258,11 @@ def _edge(tape: Recording, x: Any, kind: str) -> Edge:
     return edge
 
 
-def _set(hook: Any, kind: str) -> Hook:
-    """The hook of a function; raises `CallError` if it reads a value of the forward that is gone in the backward."""
-    made = hook_of(hook)
+def _set(hook: Any, kind: str, traced: bool) -> Hook:
+    """Return the hook of a function; raises `CallError` if it reads a tracer, which is gone in the backward."""
+    made = hook_of(hook, traced=traced)
     for name, x in values_read(made.function):
-        if jaxprs.is_tracer(x):
+        if runtime.is_tracer(x):
             what = f"is set ({kind}) and reads {name}, {_described(x)}, whose time is over when the hook is called."
             cure = "Read jax.lax.stop_gradient of it on a tape. Elsewhere write a jax.custom_vjp that saves it."
             where = f"The hook {described(made.function)}"
@@ -255,15 +271,15 @@ def _set(hook: Any, kind: str) -> Hook:
 
 
 def _refuse_ended(x: Any, kind: str) -> None:
-    """Raise `CallError` outside of tapes for a value of one."""
-    if type(x) is jaxprs.EagerTracer:
+    """Raise `CallError` for a value of a tape that has ended."""
+    if type(x) is eager.EagerTracer:
         what = f"is set on {_described(x)} of a tape that has ended."
         raise CallError(message(kind, what, "Set it in the function of the tape."))
 
 
 def _value_place(kind: str, hook: Hook, x: Any, output: int) -> Place:
-    types = (jaxprs.cotangent_aval(jax.typeof(x)),)
-    where = f"{_described(x)} at {line_at(jaxprs.source_here())}"
+    types = (abstract.cotangent_aval(jax.typeof(x)),)
+    where = f"{_described(x)} at {line_at(user_source.source_here())}"
     return Place(kind, hook, types, (_LEAF,), types, _LEAF, where, (output,))
 
 

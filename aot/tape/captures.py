@@ -1,27 +1,63 @@
-"""Keep the backwards that a function needed: each structure is traced and compiled once."""
+"""Keep the compiled backwards of a function, and say in words why each was needed."""
 
 from __future__ import annotations
 
 import functools
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from jointcut.aot.hooks.hook import Place
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.tape.program import Backward
-from jointcut.aot.tape.roll import structure_of
+from jointcut.aot.tape.roll import RolledSweep, structure_of
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.aot.tape.walk import Structure
-from jointcut.aot.tape.words import Sketch, why
 from jointcut.partition.figures import counted, human_bytes
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.jax import abstract, runtime
+from jointcut.partition.program.places import line_at
 from jointcut.partition.program.text import show
 from jointcut.wrappers.table import Table
 
 KEPT_CAPTURES = 256
+
+#: The reason for the capture of the first structure.
+FIRST = "the first call"
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The parts of a structure that `why` compares.
+
+    Attributes:
+        arrays: the type of each array among the arguments, by path.
+        ops: the user's line and the name of each op, in running order.
+        hooks: the hooks, in words.
+        fate: the use of the gradients, in words, such as "returned".
+        loop: the number of ops in a block of its loop; 0 without a loop.
+    """
+
+    arrays: dict[str, str]
+    ops: tuple[tuple[str, str], ...]
+    hooks: tuple[str, ...]
+    fate: str
+    loop: int = 0
+
+    @classmethod
+    def of(cls, sweep: Sweep, arrays: dict[str, str], fate: str) -> Sketch:
+        """Return the sketch of a sweep, and of the arguments of its call."""
+        block = sweep.block if isinstance(sweep, RolledSweep) else ()
+        nodes = [*sweep.nodes, *block]
+        ops = tuple((_line(node.source), node.record.name) for node in reversed(nodes) if node.record is not None)
+        called = [*sweep.called, *(sweep.inner if isinstance(sweep, RolledSweep) else ())]
+        places = (hook for hook in called if isinstance(hook, Place))
+        return cls(arrays, ops, tuple(f"{place.kind} {place.named}" for place in places), fate, len(block))
 
 
 @dataclass(eq=False)
@@ -29,19 +65,19 @@ class Capture:
     """One structure of a backward, traced and compiled.
 
     Attributes:
-        why: why it was needed, in words.
-        ops: the number of ops of the forward that it goes back through.
-        residual_bytes: bytes of the arrays that the forward kept for it, when it was captured.
-        backward: the program.
-        sketch: what the `why` of later captures is told from.
-        hits: how many later calls used it.
-        holds: the update that is a part of it, if there is one.
+        why: the reason why it was needed, in words.
+        ops: the number of forward ops that it differentiates.
+        residual_bytes: the bytes that the forward kept for it, when it was captured.
+        backward: the program: a `Backward`, or a `Straight` step.
+        sketch: the sketch with which later captures are compared, to tell why they were needed.
+        hits: the number of later calls that used it.
+        holds: the update inside it, or None.
     """
 
     why: str
     ops: int
     residual_bytes: int
-    backward: Backward = field(repr=False)
+    backward: Any = field(repr=False)
     sketch: Sketch = field(repr=False)
     hits: int = 0
     holds: Any = field(default=None, repr=False)
@@ -53,7 +89,10 @@ class Capture:
 
     @property
     def jaxpr(self) -> Any:
-        """The whole backward as a closed jaxpr `(constants, references, residuals, cotangents) -> gradients`."""
+        """The whole backward as a closed jaxpr `(constants, references, residuals, cotangents) -> gradients`.
+
+        With a budget or a policy it is the joint program `(constants, arguments, cotangents) -> (outputs, gradients)`.
+        """
         return self.backward.closed
 
     @property
@@ -68,9 +107,9 @@ class Capture:
 
 
 class Captures(Sequence[Capture]):
-    """The captures of a function, the oldest first. Print them to see why each was needed.
+    """The captures of a function, the oldest first; print them to see why each was needed.
 
-    At most 256 are kept; then the oldest is dropped.
+    At most 256 are kept; beyond that, the oldest is dropped.
     """
 
     def __init__(self, name: str) -> None:
@@ -80,20 +119,20 @@ class Captures(Sequence[Capture]):
         self.made = 0
 
     def __len__(self) -> int:
-        """The number of captures."""
+        """Return the number of captures."""
         return len(self._table)
 
     def __getitem__(self, i: Any) -> Any:
-        """The capture with a number, in the order in which they were made."""
+        """Return capture `i`, counted from the oldest."""
         return list(self)[i]
 
     def __iter__(self) -> Iterator[Capture]:
-        """The captures, oldest first."""
+        """Iterate over the captures, oldest first."""
         found = (self._table.get(key) for key in self._table)
         return (capture for capture in found if capture is not None)
 
     def __repr__(self) -> str:
-        """A line for each capture."""
+        """Return a line for each capture."""
         lines = [f"{self._name}: {counted(len(self), 'capture')}"]
         return "\n".join([*lines, *(f"  {i}: {capture}" for i, capture in enumerate(self))])
 
@@ -104,35 +143,107 @@ class Captures(Sequence[Capture]):
         refs: Sequence[Any],
         arrays: Callable[[], dict[str, str]],
         more: Any = None,
-        program: Callable[[Structure], Backward] | None = None,
+        program: Callable[[Structure], Any] | None = None,
+        fate: str = "",
     ) -> Capture:
-        """The capture of a sweep, made if there is none.
+        """Return the capture of a sweep; make it if there is none.
 
-        `refs` are the references that gradients are added to, None for a leaf without one; `arrays` returns the types
-        of the arguments. `program` makes the program, which depends on `more`; by default it returns the gradients.
+        `refs` are the references that gradients are added to, None for a leaf without one. `arrays` returns the types
+        of the arguments. `program` makes the program, which depends on `more`; the default program returns the
+        gradients. `fate` names the use of the gradients.
         """
         made: list[Capture] = []
         types = tuple(map(jax.typeof, cotangents)), tuple(None if ref is None else jax.typeof(ref) for ref in refs)
 
         def make() -> Capture:
             of_gradients = functools.partial(Backward.of, flat=sweep.flat, cotangents=cotangents, refs=refs)
-            added = any(ref is not None for ref in refs)
-            fate = "added to references" if added else "returned" if program is None else "used for an update"
-            made.append(self._made(sweep, program or of_gradients, fate, arrays()))
+            end = fate or ("added to references" if any(ref is not None for ref in refs) else "returned")
+            made.append(self._made(sweep, program or of_gradients, end, arrays()))
             return made[0]
 
-        capture = self._table.of((sweep.key, types, more, jaxprs.trace_context()), make)
+        capture = self._table.of((sweep.key, types, more, runtime.trace_context()), make)
         capture.hits += not made
         return capture
 
-    def _made(
-        self, sweep: Sweep, program: Callable[[Structure], Backward], fate: str, arrays: dict[str, str]
-    ) -> Capture:
+    def _made(self, sweep: Sweep, program: Callable[[Structure], Any], fate: str, arrays: dict[str, str]) -> Capture:
         with Stage("capture", self._name) as now:
             sketch = Sketch.of(sweep, arrays, fate)
             reason = why(sketch, [capture.sketch for capture in self])
             backward = program(structure_of(sweep))
-            bytes_kept = sum(jaxprs.aval_bytes(jax.typeof(x)) for x in sweep.kept)
+            bytes_kept = sum(abstract.aval_bytes(jax.typeof(x)) for x in sweep.kept)
             self.made += 1
             now.ends(lambda: f"captured the backward of {counted(sweep.count, 'op')} in {now}: {reason}")
         return Capture(reason, sweep.count, bytes_kept, backward, sketch)
+
+
+# ------------------------------------------------------------------------------------------------ why, in words
+
+
+def why(new: Sketch, known: Sequence[Sketch]) -> str:
+    """Say why a new structure is needed: how it differs from the nearest known structure."""
+    if not known:
+        return FIRST
+    nearest = min(known, key=lambda old: _distance(new, old))
+    if new.loop and new.loop not in [sketch.loop for sketch in known]:
+        return f"equal blocks of {counted(new.loop, 'op')} are a loop"
+    differences = [*_arrays(new, nearest), *_lines(new, nearest), *_hooks(new, nearest)]
+    if not differences and new.ops != nearest.ops:
+        differences = list(_order(new, nearest))
+    if new.fate != nearest.fate:
+        differences.append(f"gradients are {new.fate}, not {nearest.fate}")
+    return "; ".join(differences[:2]) or "ops read other values, or other arguments get a gradient"
+
+
+def _distance(new: Sketch, old: Sketch) -> int:
+    other = sum(1 for path in {*new.arrays, *old.arrays} if new.arrays.get(path) != old.arrays.get(path))
+    counts, before = Counter(new.ops), Counter(old.ops)
+    counts.subtract(before)
+    return 1000 * other + sum(map(abs, counts.values())) + len(set(new.hooks) ^ set(old.hooks))
+
+
+def _arrays(new: Sketch, old: Sketch) -> Iterator[str]:
+    """`x: float32[8, 7] instead of [8, 6]`."""
+    for path, now in new.arrays.items():
+        before = old.arrays.get(path)
+        if before is None:
+            yield f"{path} is new: {now}"
+        elif before != now:
+            same = now.partition("[")[0] == before.partition("[")[0]
+            yield f"{path}: {now} instead of {before.partition('[')[1] + before.partition('[')[2] if same else before}"
+    yield from (f"{path} is gone" for path in old.arrays if path not in new.arrays)
+
+
+def _lines(new: Sketch, old: Sketch) -> Iterator[str]:
+    """`24 steps instead of 23 in train.py:41`: yield the first line that ran another number of times."""
+    now, before = _runs(new), _runs(old)
+    for line in dict.fromkeys((*now, *before)):
+        if line and now.get(line, 0) != before.get(line, 0):
+            yield f"{counted(now.get(line, 0), 'step')} instead of {before.get(line, 0)} in {line}"
+            return
+
+
+def _runs(sketch: Sketch) -> dict[str, int]:
+    """Count how often each line ran, by its rarest op."""
+    names: dict[str, Counter[str]] = {}
+    for line, name in sketch.ops:
+        names.setdefault(line, Counter())[name] += 1
+    return {line: min(counts.values()) for line, counts in names.items()}
+
+
+def _hooks(new: Sketch, old: Sketch) -> Iterator[str]:
+    yield from (f"the hook {hook} is new" for hook in new.hooks if hook not in old.hooks)
+    yield from (f"the hook {hook} is gone" for hook in old.hooks if hook not in new.hooks)
+
+
+def _order(new: Sketch, old: Sketch) -> Iterator[str]:
+    for (line, name), (_, before) in zip(new.ops, old.ops, strict=False):
+        if name != before:
+            yield f"{name} instead of {before} in {line}"
+            return
+    yield "the same ops in another order"
+
+
+def _line(source: Any) -> str:
+    """Return the user's line without folder and function: `train.py:41`."""
+    place = line_at(source) if source is not None else ""
+    return re.sub(r" \(.*\)$", "", Path(place).name)

@@ -15,10 +15,10 @@ from jointcut.aot.tape.nodes import Edge, Recording, value_of
 from jointcut.aot.tape.records import Records
 from jointcut.aot.trace.blame import explained
 from jointcut.partition.errors import CallError, TraceError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import eager, runtime
 from jointcut.wrappers.arguments import fixed
-from jointcut.wrappers.arguments.copies import Originals
 from jointcut.wrappers.arguments.objects import is_owned
+from jointcut.wrappers.arguments.originals import Originals
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import is_array_like
 from jointcut.wrappers.metadata.convention import is_inexact
@@ -29,14 +29,14 @@ class Ran:
     """One run of a function.
 
     Attributes:
-        tape: what was recorded.
+        tape: the recording.
         value: the output, in its tree.
         aux: the second result of a function with `has_aux`.
         tree: the tree of the output.
         avals: the types of the flat output.
-        seeds: for each flat output, the node that made it; None if no gradient flows from it.
+        seeds: the node that made each flat output; None if no gradient flows from it.
         arguments: the differentiated arguments, flattened.
-        originals: the writable objects of the call, to which is to be written what the function wrote to their copies.
+        originals: the writable objects of the call; the function's writes to their copies are written to them.
     """
 
     tape: Recording
@@ -53,8 +53,8 @@ class Ran:
 class Flattened:
     """One differentiated argument: its tree, its leaves, and the place of each among the leaves of the tape.
 
-    A leaf that is not floating point has no place, None, and is handed to the function as it is. Of those `in_modules`
-    of Equinox the gradient is None, of those in other objects a zero of `float0`.
+    A leaf that is not floating point has the place None, and is passed to the function unchanged. The gradient of such
+    a leaf is None `in_modules` of Equinox, and a zero of `float0` elsewhere.
     """
 
     tree: Any
@@ -63,11 +63,11 @@ class Flattened:
     in_modules: frozenset[int] = frozenset()
 
     def named(self, root: str) -> list[tuple[str, Any, int | None]]:
-        """Path, leaf and place of each leaf, if the argument is called `root`."""
+        """Return path, leaf and place of each leaf, if the argument is called `root`."""
         return list(zip(tree_paths(root, self.tree), self.leaves, self.places, strict=True))
 
     def gradients(self, flat: Sequence[Any]) -> Any:
-        """The gradients in the tree of the argument: zeros where none flows, `float0` for other arrays than floats."""
+        """Return the gradients in the tree of the argument: zeros where none flows, `float0` for non-floats."""
         triples = enumerate(zip(self.leaves, self.places, strict=True))
         gradients = (
             None if p is None and i in self.in_modules else _gradient(x, None if p is None else flat[p], p)
@@ -76,7 +76,7 @@ class Flattened:
         return jax.tree.unflatten(self.tree, list(gradients))
 
     def holding(self, flat: Sequence[Any]) -> Any:
-        """The argument with other arrays in the places of the leaves of the tape."""
+        """Return the argument with `flat` in place of the leaves of the tape."""
         pairs = zip(self.leaves, self.places, strict=True)
         return jax.tree.unflatten(self.tree, [x if p is None else flat[p] for x, p in pairs])
 
@@ -90,16 +90,18 @@ def ran(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     check: bool = False,
+    keeps_residuals: bool = True,
 ) -> Ran:
     """Run a function on a tape.
 
     `positions` are the arguments whose leaves must be floating point and are differentiated; None means every
-    floating-point leaf of all positional arguments. Raises `TraceError` for other leaves, and for a result that
-    is not made of arrays. With `check`, it raises `NonFiniteError` for the first op that makes a NaN or an infinity.
+    floating-point leaf of all positional arguments. Raises `TraceError` for other leaves, and for a result that is not
+    made of arrays. With `check`, it raises `NonFiniteError` for the first op that makes a NaN or an infinity. Unless
+    the tape `keeps_residuals`, the gradient comes from a second run of the ops.
     """
     refuse_eager(name)
-    tape = Recording(name, records, jaxprs.trace_context(), check)
-    with jaxprs.eager(tape) as trace, explained(name, function):
+    tape = Recording(name, records, runtime.trace_context(), check, keeps_residuals)
+    with eager.eager(tape) as trace, explained(name, function):
         tape.trace = trace
         given, named, arguments = [*map(_copied, args)], {k: _copied(x) for k, x in kwargs.items()}, []
         for place in range(len(args)) if positions is None else positions:
@@ -124,7 +126,7 @@ def ran(
 
 
 def _copied(argument: Any) -> Any:
-    """An argument with copies of the writable objects in it; one without is itself."""
+    """Return an argument with copies of its writable objects; an argument without such objects is returned itself."""
     if not any(map(is_owned, jax.tree.leaves(argument, is_leaf=is_owned))):
         return argument
     return jax.tree.map(lambda x: x, argument)
@@ -165,7 +167,7 @@ def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> 
 
 
 def as_array(leaf: Any) -> Any:
-    """The leaf as an array of JAX, which nobody writes to; one that the user holds stays the same object."""
+    """Return the leaf as a JAX array, which nobody writes to; a leaf that is one already is returned itself."""
     return leaf if isinstance(leaf, jax.Array) else jnp.array(leaf)
 
 
@@ -184,9 +186,11 @@ def _shown(out: Any) -> str:
 
 
 def fitting_refs(made: Ran, places: Any, refs: Any) -> list[Any]:
-    """The references for the leaves of a tape, or None; `places` is the tree of gradients, with the place of each leaf.
+    """Return the reference of each leaf of a tape, or None.
 
-    Raises `CallError` if trees or types differ, or a reference is given twice: the backward takes each once.
+    `places` is the tree of gradients, with the place of each leaf.
+
+    Raises `CallError` if trees or types differ, or if a reference is given twice, since the backward takes each once.
     """
     caller, (numbers, tree) = "accumulate_into", jax.tree.flatten(places)
     flat: list[Any] = [None] * len(made.tape.leaves)

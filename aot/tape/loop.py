@@ -1,6 +1,6 @@
 """Run equal blocks of a backward as one compiled loop, some at a time.
 
-A block that calls hooks back is compiled once, in the parts into which its hooks divide it, and run block by block.
+A block that calls hooks back is compiled once, in parts between its hooks, and runs block by block.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import numpy as np
 
 from jointcut.aot.tape.program import Divided, leave
 from jointcut.aot.tape.walk import Structure, Walk
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs
 
-#: How many blocks run at a time.
+#: The number of blocks that run at a time.
 CHUNK = 16
 
-#: A step of a block, or another number, and an output of it.
+#: A number, as `BlockLoop` describes, and an output.
 Key = tuple[int, int]
 BlockHooks = Sequence[Callable[[Sequence[Any]], list[Any]]]
 
 
 @dataclass(eq=False)
 class BlockLoop:
-    """Equal blocks of steps, each of which hands cotangents to the next one.
+    """Equal blocks of steps; each block passes cotangents to the next.
 
-    Cotangents are named by a number and an output: the step of a block; `period` and more: the step of the next block;
-    `2 * period` and more: one of the targets, and after these one of the block's own leaves.
+    A cotangent is named by a number and an output. Numbers below `period` are the steps of a block, the next `period`
+    numbers the steps of the next block. From `2 * period` on follow the targets, and then the block's own leaves.
 
     Attributes:
         at: the step before which it runs.
-        number: the number by which it is called.
+        number: the number by which the backward calls it.
         steps: the steps of a block, whose residuals are constants and then slots.
-        targets: the steps or leaves, and outputs, outside of it to which each block adds.
-        types: of the residuals of a block.
-        count: the number of blocks, if others than the first are entered from outside.
-        ends: what is carried from block to block, and what is summed, with types; found when it is traced.
-        entries: what comes into each block from outside, with types.
-        handed_on: what a block hands to the next one.
-        owned: the own leaves that get a gradient.
+        targets: the steps or leaves outside of the loop, with outputs, to which each block adds.
+        types: the types of the residuals of a block.
+        count: the number of blocks, if cotangents from outside enter later blocks too.
+        ends: the carried cotangents and the sums, with types; tracing finds them.
+        entries: the cotangents that enter each block from outside, with types.
+        handed_on: the cotangents that a block passes to the next.
+        owned: the blocks' own leaves that get a gradient.
     """
 
     at: int
@@ -67,10 +67,11 @@ class BlockLoop:
         return 2 * self.period + len(self.targets)
 
     def laid_out(self, entered: dict[Key, Any]) -> tuple[list[tuple[Key, Any]], list[Any]]:
-        """The cotangents and sums that are carried, if these enter, and the arrays to call it with.
+        """Return the carried cotangents and sums, given the entering cotangents, and the arrays to call the loop with.
 
-        Those that enter have the number of the step in the first block, `period` more for each later one. If only the
-        first block is entered, they are carried; else there is an array of each for all blocks, zeros where none is.
+        An entering cotangent has the number of the step in the first block, plus `period` for each later block. If
+        cotangents enter the first block alone, they are carried. Otherwise each gets an array for all blocks, with
+        zeros where none enters.
         """
         period = self.period
         keys = dict.fromkeys((n % period, i) for n, i in entered if n >= period)
@@ -84,14 +85,14 @@ class BlockLoop:
             arrays += [entered.get((k * period + n, i)) for k in range(self.count)]
             avals += [aval] * self.count
         given = zip(arrays, avals, strict=True)
-        return self.ends, [jaxprs.full(aval, 0) if x is None else jaxprs.typed(x, aval) for x, aval in given]
+        return self.ends, [abstract.full(aval, 0) if x is None else abstract.typed(x, aval) for x, aval in given]
 
     def _close(self, carried: dict[Key, Any]) -> None:
-        """Find all that is carried and summed, if a block starts with some cotangents."""
+        """Find all carried cotangents and sums, if a block starts with `carried`."""
         sums: dict[Key, Any] = {}
-        structs = [jaxprs.struct(aval) for aval in self.types]
+        structs = [abstract.struct(aval) for aval in self.types]
         while True:
-            given = {key: jaxprs.struct(aval) for key, aval in (dict(self.entries) | carried).items()}
+            given = {key: abstract.struct(aval) for key, aval in (dict(self.entries) | carried).items()}
             closed, made = jax.make_jaxpr(self._block, return_shape=True)(given, structs)
             pairs = zip(sorted(made), closed.out_avals, strict=True)
             avals = {key: aval.update(weak_type=False) for key, aval in pairs}
@@ -115,9 +116,9 @@ class BlockLoop:
         hooks: Sequence[BlockHooks],
         arrays: Sequence[Any],
     ) -> tuple[list[Any], list[list[Any]]]:
-        """What is carried and summed after all blocks, and for each block the gradients of its own leaves.
+        """Return the carried cotangents and sums after all blocks, and the gradients of each block's own leaves.
 
-        `slots` have an array for each block, and so have the entries in `arrays`; `hooks` are those of each block.
+        Each slot has an array for each block, and so has each entry in `arrays`; `hooks` are the hooks of each block.
         """
         count, size = len(hooks), len(self.ends)
         results, entries = list(arrays[:size]), [arrays[i : i + count] for i in range(size, len(arrays), count)]
@@ -138,22 +139,22 @@ class BlockLoop:
         return results, own
 
     def _step(self, residuals: Sequence[Any], entries: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, Any]:
-        """What is carried and summed after one block, and the gradients of its own leaves."""
+        """Return the carried cotangents and sums after one block, and the gradients of its own leaves."""
         given = dict(zip((key for key, _ in self.ends), arrays, strict=True))
         sums = {key for key, _ in self.ends if key[0] >= 2 * self.period}
         entered = {key: x for key, x in given.items() if key not in sums}
         for (key, _), x in zip(self.entries, entries, strict=True):
             entered[key] = entered[key] + x if key in entered else x
         made = self._block(entered, residuals)
-        after = {key: jaxprs.full(aval, 0) for key, aval in self.ends}
+        after = {key: abstract.full(aval, 0) for key, aval in self.ends}
         after |= {(n - self.period, i): x for (n, i), x in made.items() if n < 2 * self.period}
         after |= {key: given[key] + made[key] for key in sums}
         own = [made[self.first_own + n, 0] for n in self.owned]
-        return [jaxprs.typed(after[key], aval) for key, aval in self.ends], own
+        return [abstract.typed(after[key], aval) for key, aval in self.ends], own
 
     @functools.cached_property
     def chunk(self) -> Callable[..., Any]:
-        """The compiled loop over at most `CHUNK` blocks: `(how many, constants, slots, entries, arrays)`."""
+        """The compiled loop over at most `CHUNK` blocks: a function of `(count, constants, slots, entries, arrays)`."""
 
         def chunk(some: Any, consts: Any, slots: Any, entries: Any, arrays: Any) -> Any:
             stacks, entering = ([jax.numpy.stack(x) for x in many] for many in (slots, entries))
@@ -183,5 +184,5 @@ class BlockLoop:
             return [*after, *own]
 
         avals = [*self.types, *(aval for _, aval in self.entries), *(aval for _, aval in self.ends)]
-        jaxpr, consts = jaxprs.opened(jax.make_jaxpr(flat)(*map(jaxprs.struct, avals)))
-        return Divided.of(jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns), tuple(consts))
+        jaxpr, consts = jaxprs.opened(jax.make_jaxpr(flat)(*map(abstract.struct, avals)))
+        return Divided.of(jaxprs.constants_first(jaxpr), tuple(consts))

@@ -7,6 +7,8 @@ they made, so that residuals are freed with the last value that needs them.
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +17,11 @@ import jax.numpy as jnp
 
 from jointcut.aot.tape.records import Record, Records
 from jointcut.partition.errors import CallError, NonFiniteError, TraceError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, eager, user_source
 from jointcut.partition.program.places import line_at
 from jointcut.wrappers.metadata.convention import is_inexact
 
-#: A value of a tape: the node that made it, and its place among the outputs of the node.
+#: A value of a tape: the node that made it, and its place among the node's outputs.
 Edge = tuple["Node", int]
 
 
@@ -28,17 +30,20 @@ class Node:
 
     Attributes:
         record: the kind of op; None for a leaf.
-        order: its place in the order in which the ops ran.
+        order: its number in running order.
         edges: the values that get a gradient, in the order of the record.
-        saved: the residuals, in the order of the record: arrays, or `Packed` ones.
-        source: the user's line, see `jaxprs.source_here`.
-        hooks: what is called with cotangents of the outputs, by place.
+        saved: the residuals, in the order of the record, as arrays or as `Packed`.
+        source: the user's line, see `user_source.source_here`.
+        hooks: the hooks on the cotangents of the outputs, by place.
         place: the place of a leaf among the differentiated arrays.
         tape: the recording that it belongs to.
-        types: of the outputs, for a node that hands cotangents on.
+        types: the types of the outputs, for a node that passes cotangents on.
+        given: all inputs, as edges or arrays, if the tape keeps no residuals.
     """
 
-    __slots__ = ("__weakref__", "edges", "hooks", "order", "place", "record", "saved", "source", "tape", "types")
+    __slots__ = (
+        "__weakref__", "edges", "given", "hooks", "order", "place", "record", "saved", "source", "tape", "types",
+    )  # fmt: skip
 
     def __init__(self, tape: Recording, record: Record | None, edges: Sequence[Edge], saved: Sequence[Any]) -> None:
         """Add a node to a tape."""
@@ -49,17 +54,23 @@ class Node:
         self.hooks: list[Any] = []
         self.place = -1
         self.types: tuple[Any, ...] = ()
+        self.given: tuple[Any, ...] = ()
 
 
 class Recording:
     """One run of a function: `leaves` are its differentiated arrays, `paths` the user's names of them."""
 
-    def __init__(self, name: str, records: Records, context: Any, check: bool = False) -> None:
+    def __init__(
+        self, name: str, records: Records, context: Any, check: bool = False, keeps_residuals: bool = True
+    ) -> None:
         """Start with no ops; `context` is JAX's configuration, on which records depend.
 
-        With `check`, the first op that makes a NaN or an infinity is an error.
+        With `check`, the first op that makes a NaN or an infinity is an error. Without `keeps_residuals`, a program
+        runs the ops again; then the tape also knows the nodes of results without a gradient.
         """
         self.name, self.records, self.context, self.check = name, records, context, check
+        self.keeps_residuals = keeps_residuals
+        self._others: dict[int, tuple[weakref.ref[Any], Edge]] = {}
         self.count = 0
         self.leaves: list[Node] = []
         self.tracers: list[Any] = []
@@ -73,17 +84,17 @@ class Recording:
         node.place = len(self.leaves)
         self.leaves.append(node)
         self.paths.append(path)
-        self.tracers.append(jaxprs.EagerTracer(self.trace, array, (node, 0)))
+        self.tracers.append(eager.EagerTracer(self.trace, array, (node, 0)))
 
     def edge(self, x: Any) -> Edge | None:
-        """The node of a value of this tape, None for any other value; raises `CallError` for one of another tape."""
-        if type(x) is not jaxprs.EagerTracer or x._trace is not self.trace:
+        """Return the edge of a value of this tape, or None; raises `CallError` for a value of another tape."""
+        if type(x) is not eager.EagerTracer or x._trace is not self.trace:
             return None
         if x.edge[0].tape is not self:
             raise CallError(_another(self, x))
         return x.edge
 
-    def __call__(self, op: jaxprs.Operation, args: Sequence[Any]) -> Any:
+    def __call__(self, op: eager.Operation, args: Sequence[Any]) -> Any:
         """Run an op, and record it if a gradient flows through it."""
         edges = [self.edge(x) for x in args]
         values = [x if edge is None else x.value for x, edge in zip(args, edges, strict=True)]
@@ -93,15 +104,17 @@ class Recording:
         results = record.run(*record.consts, *values)
         outputs = results[: record.num_outputs]
         if self.check:
-            refuse_nonfinite(outputs, f"The forward of {self.name}", record.name, jaxprs.source_here())
-        if any(record.moving):
+            refuse_nonfinite(outputs, f"The forward of {self.name}", record.name, user_source.source_here())
+        if not self.keeps_residuals:
+            outputs = self.listed(record, edges, values, outputs)
+        elif any(record.moving):
             outputs = self.noted(record, edges, values, results)
         return outputs if op.multiple else outputs[0]
 
     def noted(
         self, record: Record, edges: Sequence[Edge | None], values: Sequence[Any], results: Sequence[Any]
     ) -> list[Any]:
-        """The outputs of an op that was run: tracers where a gradient can flow."""
+        """Return the outputs of an op that ran, as tracers where a gradient can flow, and note its residuals."""
         places = {
             "constant": record.consts,
             "input": values,
@@ -112,20 +125,48 @@ class Recording:
         if self.packing:
             saved = list(map(self.packing[-1].packed, saved))
         node = Node(self, record, [edges[i] for i in record.wanted], saved)  # pyright: ignore[reportArgumentType]
-        node.source = jaxprs.source_here()
-        outputs = zip(results[: record.num_outputs], record.moving, strict=True)
-        return [jaxprs.EagerTracer(self.trace, x, (node, i)) if on else x for i, (x, on) in enumerate(outputs)]
+        return self._behind(node, results[: record.num_outputs])
+
+    def listed(
+        self, record: Record, edges: Sequence[Edge | None], values: Sequence[Any], outputs: Sequence[Any]
+    ) -> list[Any]:
+        """Return the outputs of an op that ran, and note its inputs alone."""
+        node = Node(self, record, [edges[i] for i in record.wanted], ())  # pyright: ignore[reportArgumentType]
+        node.given = tuple(edge or self._other(x) for edge, x in zip(edges, values, strict=True))
+        for i, x in enumerate(outputs):
+            if not record.moving[i]:
+                self._others[id(x)] = weakref.ref(x, functools.partial(self._others.pop, id(x))), (node, i)
+        return self._behind(node, outputs)
+
+    def _other(self, x: Any) -> Any:
+        """Return the edge of an array that an op made without a gradient; return any other array itself."""
+        found = self._others.get(id(x))
+        return found[1] if found is not None and found[0]() is x else _array(x)
+
+    def _behind(self, node: Node, outputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of a node, as tracers where a gradient can flow."""
+        assert node.record is not None, "leaves are not run"
+        node.source = user_source.source_here()
+        moving = zip(outputs, node.record.moving, strict=True)
+        return [eager.EagerTracer(self.trace, x, (node, i)) if on else x for i, (x, on) in enumerate(moving)]
 
 
-def recording_here() -> Recording | None:
-    """The tape whose function runs, None outside of any or inside another transformation."""
-    trace = jaxprs.eager_trace()
+def recording_here(hook: str = "") -> Recording | None:
+    """Return the tape whose function runs; None outside of tapes or inside another transformation.
+
+    Raises `CallError` if `hook` names a hook and the tape keeps no residuals.
+    """
+    trace = eager.eager_trace()
+    if hook and trace is not None and not trace.recorder.keeps_residuals:
+        what = f"is used in {trace.recorder.name}, a tape with a budget or a policy."
+        cure = "Use it in an aot.function with that budget or policy, or on a tape without."
+        raise CallError(message(hook, what, cure))
     return None if trace is None else trace.recorder
 
 
 def value_of(x: Any) -> Any:
-    """The array in a tracer of a tape, anything else as it is."""
-    return x.value if type(x) is jaxprs.EagerTracer else x
+    """Return the array in a tracer of a tape; return any other value unchanged."""
+    return x.value if type(x) is eager.EagerTracer else x
 
 
 def refuse_nonfinite(values: Sequence[Any], half: str, op: str, source: Any) -> None:
@@ -139,22 +180,22 @@ def refuse_nonfinite(values: Sequence[Any], half: str, op: str, source: Any) -> 
 
 
 def _array(x: Any) -> Any:
-    """An array to keep, which nobody writes to."""
+    """Return an array to keep, which nobody writes to."""
     if isinstance(x, jax.Array):
         return x
     aval: Any = jax.typeof(x)
-    return jaxprs.typed(jnp.array(x), aval)
+    return abstract.typed(jnp.array(x), aval)
 
 
 def _another(tape: Recording, x: Any) -> str:
     what = f"reads {jax.typeof(x).str_short()} that another call recorded, whose tape has ended."
     cure = "Return what later calls need, or take its numbers: jax.lax.stop_gradient(x) inside the function."
-    return message(f"{tape.name} at {line_at(jaxprs.source_here())}", what, cure)
+    return message(f"{tape.name} at {line_at(user_source.source_here())}", what, cure)
 
 
-def refuse_references(tape: Recording, op: jaxprs.Operation, values: Sequence[Any]) -> None:
+def refuse_references(tape: Recording, op: eager.Operation, values: Sequence[Any]) -> None:
     """Raise `TraceError` for an op that writes a differentiated value to a reference."""
     if any(isinstance(x, jax.Ref) for x in values):
         what = f"writes a value that is differentiated to a jax.Ref ({op.name}), through which no gradient flows."
         cure = "Write jax.lax.stop_gradient(value), or make and use the reference inside one jax.jit function."
-        raise TraceError(message(f"{tape.name} at {line_at(jaxprs.source_here())}", what, cure))
+        raise TraceError(message(f"{tape.name} at {line_at(user_source.source_here())}", what, cure))

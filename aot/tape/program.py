@@ -1,8 +1,8 @@
-"""Write a backward as one jaxpr, and compile it in as many parts as its hooks divide it into.
+"""Write a backward as one jaxpr, and compile the parts between its hooks.
 
-Without hooks that are called back there is one part. With such a hook the program is left: the part before it runs, the
-hook is called with real arrays on the caller's thread, and the part after it takes what it returned. So hooks are
-called in order and exactly once, and what they raise reaches the caller.
+Without hooks that are called back there is one part. Such a hook divides the program. The part before it runs; then the
+hook is called with real arrays on the caller's thread; then the next part takes the hook's results. So hooks are called
+in order and exactly once, and their errors reach the caller.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 import jax
 
 from jointcut.aot.tape.walk import Structure, Walk
-from jointcut.partition.nesting.read import read
-from jointcut.partition.program import jaxprs
+from jointcut.partition.bodies.read import read
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.jax import abstract, jaxprs, own_primitives, runtime
 from jointcut.partition.program.roles import Role, Roles
 from jointcut.partition.rewrite import simplify
 
-_left_p = jaxprs.leaving_primitive("jointcut_hook")
+_left_p = own_primitives.leaving_primitive("jointcut_hook")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of the program: it reads and makes some variables; then a hook is called, unless it is the last.
+    """A part of the program. After each part except the last, a hook is called.
 
     Attributes:
-        run: the compiled stretch.
-        reads, makes: numbers of the values that it takes and returns.
+        run: the compiled part.
+        reads, makes: the numbers of the values that the part takes and returns.
         hook: the number of the hook, None at the end.
-        given, returned: numbers of the values that the hook takes, and that it returns.
+        given, returned: the numbers of the values that the hook takes and returns.
     """
 
     run: Callable[..., list[Any]]
@@ -45,20 +45,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Divided:
-    """A program divided by its hooks, and the constants that it takes first."""
+    """A program divided by its hooks, and its leading constants."""
 
     parts: Sequence[Part]
     consts: tuple[Any, ...]
 
     @classmethod
     def of(cls, closed: Any, consts: tuple[Any, ...], donated: tuple[int, ...] = ()) -> Divided:
-        """Divide and compile a jaxpr; it may overwrite the `donated` inputs behind the constants, if it is one part."""
+        """Divide and compile a jaxpr.
+
+        If there is one part, it may overwrite the inputs `donated`, counted after the constants.
+        """
         jaxpr, _ = jaxprs.opened(closed)
         numbers = {v: i for i, v in enumerate(jaxpr.invars)}
         return cls(_parts(jaxpr, numbers, tuple(len(consts) + i for i in donated)), consts)
 
     def __call__(self, inputs: Sequence[Any], hooks: Sequence[Callable[[Sequence[Any]], list[Any]]]) -> list[Any]:
-        """Run it; `hooks` are those of this run, by number."""
+        """Run the parts; `hooks` are the hooks of this run, by number."""
         parts = self.parts
         if len(parts) == 1:
             return parts[0].run(*self.consts, *inputs)
@@ -76,7 +79,7 @@ class Backward:
     """The program of one structure.
 
     Attributes:
-        structure: what it runs.
+        structure: the structure that it runs.
         closed: the jaxpr `(constants, references, residuals, cotangents) -> gradients`.
         consts: arrays that hooks close over.
         reached: the leaves that have a gradient.
@@ -106,24 +109,24 @@ class Backward:
             reached[:] = [i for i, x in enumerate(results) if x is not None]
             return [results[i] for i in reached]
 
-        structs = [[jaxprs.struct(jax.typeof(x)) for x in xs] for xs in (there, flat, cotangents)]
+        structs = [[abstract.struct(jax.typeof(x)) for x in xs] for xs in (there, flat, cotangents)]
         traced = jax.make_jaxpr(whole)(*structs)
         jaxpr, consts = jaxprs.opened(traced)
-        closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+        closed = jaxprs.constants_first(jaxpr)
         return cls(structure, closed, tuple(consts), tuple(reached), len(flat), len(there))
 
     @cached_property
     def parts(self) -> Divided:
-        """The compiled parts, made at the first run."""
+        """The compiled parts; the first run compiles them."""
         return Divided.of(self.closed, self.consts, self.donated)
 
     def __call__(self, inputs: Sequence[Any], hooks: Sequence[Callable[[Sequence[Any]], list[Any]]]) -> list[Any]:
-        """Run it on references, residuals and cotangents; `hooks` are those of this run, by number."""
+        """Run the program on references, residuals and cotangents; `hooks` are the hooks of this run, by number."""
         return self.parts(inputs, hooks)
 
     @cached_property
     def graph(self) -> Graph:
-        """The program as ops and values; residuals and references are its primals, the arguments of the tape."""
+        """The program as ops and values; its primals are the constants, references and residuals."""
         closed = simplify.inlined(self.closed)
         jaxpr, _ = jaxprs.opened(closed)
         named = {"constant": len(self.consts), "reference": self.num_refs, "residual": self.count}
@@ -135,12 +138,12 @@ class Backward:
 
 
 def leave(number: int, arrays: Sequence[Any], returns: Sequence[Any]) -> list[Any]:
-    """Leave the program that is traced, for the hook with a number."""
+    """Leave the traced program to call the hook `number`."""
     return _left_p.bind(*arrays, number=number, returns=tuple(returns))
 
 
 def _parts(jaxpr: Any, numbers: dict[Any, int], donated: tuple[int, ...]) -> list[Part]:
-    """The stretches of a jaxpr between the hooks that are called back."""
+    """Return the parts of a jaxpr between the hooks that are called back."""
     ends = [i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is _left_p]
     parts: list[Part] = []
     start, atoms = 0, list(jaxpr.outvars)
@@ -173,7 +176,7 @@ def _part(eqns: Sequence[Any], outputs: Sequence[Any], numbers: dict[Any, int], 
 
 
 def _compiled(program: Any, donated: tuple[int, ...] = ()) -> Callable[..., list[Any]]:
-    return jax.jit(lambda *flat: jaxprs.evaluate(program, *flat), donate_argnums=donated)
+    return jax.jit(lambda *flat: runtime.evaluate(program, *flat), donate_argnums=donated)
 
 
 def _number(v: Any, numbers: dict[Any, int]) -> int:

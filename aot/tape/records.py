@@ -1,8 +1,9 @@
-"""Cut each kind of op that runs on a tape: its forward, what it keeps, and its backward.
+"""Cut each kind of op that runs on a tape into a forward, its residuals and a backward.
 
-An op is a primitive, a call of a `jax.jit` function, or a call of an `aot.function`. The first time an op of a kind
-runs, forward and backward are traced and cut as one joint program, by the plan of the `aot.function` if it is one. So a
-tape keeps of each op only what its backward reads, and that is an input, an output, or what the forward saves for it.
+An op is a primitive, a call of a `jax.jit` function, or a call of an `aot.function`. When an op of a kind runs for the
+first time, its forward and backward are traced and cut as one joint program. A call of an `aot.function` is cut by its
+own plan. So a tape keeps only the residuals that the backward of an op reads. Each is an input, an output, or an array
+that the forward saves.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from jointcut.aot.trace.analyse import depending
 from jointcut.aot.trace.joint import joint
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.primitives import RENAMING, REPEATING
+from jointcut.partition.program.jax import abstract, eager, jaxprs, own_primitives, runtime
+from jointcut.partition.program.primitives import BARRIER, RENAMING, REPEATING, SAME_NUMBERS
 from jointcut.partition.split import split
 from jointcut.wrappers.built_in.autograd import JITTED
 from jointcut.wrappers.built_in.zeros import Backwards
@@ -31,20 +32,20 @@ from jointcut.wrappers.table import Table
 
 KEPT_RECORDS = 4096
 
-#: Ops that leave zeros as they are.
-_SAME_NUMBERS = (REPEATING | RENAMING | {"convert_element_type", "copy", "transpose"}) - {"optimization_barrier"}
+#: Ops that keep zeros unchanged.
+_SAME_NUMBERS = (REPEATING | RENAMING | SAME_NUMBERS | {"transpose"}) - {BARRIER}
 
 _count = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One kind of op: for one set of types of its inputs, and of differentiated ones among them.
+    """One kind of op, for given types of its inputs and given differentiated inputs.
 
     Attributes:
         id: a number of its own.
-        name: of the op, `tanh`, or of the function that is called.
-        run: from the flat inputs to the outputs and what is saved.
+        name: the name of the op, such as `tanh`, or of the called function.
+        run: from the flat inputs to the outputs and the saved arrays.
         num_outputs: the number of outputs.
         routes: where each residual comes from: `"constant"`, `"input"`, `"output"` or `"saved"`, and its place there.
         consts: the arrays that the op closes over.
@@ -52,7 +53,8 @@ class Record:
         moving: for each output, whether a gradient depends on it.
         cotangents: positions of the outputs that have a cotangent, in the order of the backward.
         backward: from residuals and cotangents (None: zero) to the gradients of the inputs in `wanted`.
-        types: of the residuals.
+        types: the types of the residuals.
+        closed: the op as a program.
     """
 
     id: int
@@ -66,18 +68,19 @@ class Record:
     cotangents: tuple[int, ...]
     backward: Callable[[Sequence[Any], Sequence[Any | None]], list[Any | None]]
     types: tuple[Any, ...]
+    closed: Any = None
 
 
 class Records:
-    """The kinds of ops that have run on a tape, and what their functions left behind."""
+    """The kinds of ops that have run on a tape, and the values that their functions stored as side effects."""
 
     def __init__(self) -> None:
         """Start with none."""
         self._known: Table[tuple[Record, list[Any]]] = Table(KEPT_RECORDS)
         self._alike: Table[Record] = Table(KEPT_RECORDS)
 
-    def of(self, op: jaxprs.Operation, inputs: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
-        """The record of an op for some inputs, differentiated by `mask`."""
+    def of(self, op: eager.Operation, inputs: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
+        """Return the record of an op for some inputs; `mask` says which are differentiated."""
         avals = tuple(map(jax.typeof, inputs))
         if op.key is None:
             record = self._made(op, avals, mask, context)
@@ -95,8 +98,8 @@ class Records:
             op.leave_behind(stores)
         return record
 
-    def _made(self, op: jaxprs.Operation, avals: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
-        """A new record, or that of an op with an equal program."""
+    def _made(self, op: eager.Operation, avals: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
+        """Return a new record, or the record of an op with an equal program."""
         closed = _program(op, avals)
         if foreign_rules(closed) or not (op.functions or any(map(jaxprs.may_hold_jaxpr, op.params.values()))):
             return _record(op, closed, avals, mask)
@@ -107,17 +110,17 @@ class Records:
         return self._alike.of((key, context), lambda: _record(op, closed, avals, mask))
 
 
-def _program(op: jaxprs.Operation, avals: Sequence[Any]) -> Any:
-    """The op as a closed jaxpr."""
+def _program(op: eager.Operation, avals: Sequence[Any]) -> Any:
+    """Return the op as a closed jaxpr."""
 
     def whole(*flat: Any) -> list[Any]:
         out = op.bind(*flat)
         return list(out) if op.multiple else [out]
 
-    return jax.make_jaxpr(whole)(*map(jaxprs.struct, avals))
+    return jax.make_jaxpr(whole)(*map(abstract.struct, avals))
 
 
-def _record(op: jaxprs.Operation, closed: Any, avals: Sequence[Any], mask: tuple[bool, ...]) -> Record:
+def _record(op: eager.Operation, closed: Any, avals: Sequence[Any], mask: tuple[bool, ...]) -> Record:
     halves, consts, outputs = _halves(op, closed, avals, mask)
     backward, _ = jaxprs.opened(halves.backward)
     count = len(halves.residuals)
@@ -130,12 +133,12 @@ def _record(op: jaxprs.Operation, closed: Any, avals: Sequence[Any], mask: tuple
     halves = replace(halves, backward=jaxprs.build(backward.invars, [backward.outvars[n] for n in kept], backward.eqns))
     backwards = Backwards(halves, JITTED)
     cotangents = tuple(i for i, aval in enumerate(outputs) if is_inexact(aval.dtype))
-    ignores = carried != depends  # a rule of the user's whose gradient is there whatever the cotangent is
+    ignores = carried != depends  # a user's rule whose gradient does not depend on the cotangent
     read = {i: on or ignores for i, on in zip(cotangents, backwards.read, strict=True)}
     return Record(
         next(_count),
         op.params.get("name") or op.name,
-        jax.jit(functools.partial(jaxprs.evaluate, halves.forward)),
+        jax.jit(functools.partial(runtime.evaluate, halves.forward)),
         len(outputs),
         tuple(_route(r, len(consts)) for r in halves.residuals),
         tuple(consts),
@@ -144,11 +147,12 @@ def _record(op: jaxprs.Operation, closed: Any, avals: Sequence[Any], mask: tuple
         cotangents,
         backwards,
         tuple(v.aval for v in backward.invars[:count]),
+        closed,
     )
 
 
 def _is_zero(v: Any, makers: Mapping[Any, Any]) -> bool:
-    """Whether a gradient is zeros, as the program is written."""
+    """Whether the program writes a gradient as a constant zero."""
     while not isinstance(v, jaxprs.Literal):
         eqn = makers.get(v)
         if eqn is None or eqn.primitive.name not in _SAME_NUMBERS:
@@ -158,29 +162,29 @@ def _is_zero(v: Any, makers: Mapping[Any, Any]) -> bool:
 
 
 def _halves(
-    op: jaxprs.Operation, closed: Any, avals: Sequence[Any], mask: tuple[bool, ...]
+    op: eager.Operation, closed: Any, avals: Sequence[Any], mask: tuple[bool, ...]
 ) -> tuple[Halves, Sequence[Any], Sequence[Any]]:
-    """The two halves of an op, the constants that they take first, and the types of its outputs."""
+    """Return the two halves of an op, their leading constants, and the types of its outputs."""
     rules = op.params.get("rules")
-    known = rules.halves(mask) if isinstance(rules, jaxprs.CallRules) else None
+    known = rules.halves(mask) if isinstance(rules, own_primitives.CallRules) else None
     if known is not None:
         halves, consts = known
         return halves, consts, [v.aval for v in jaxprs.opened(op.params["jaxpr"])[0].outvars]
     paths = [f"operand {i}" for i in range(len(avals))]
-    whole = functools.partial(jaxprs.evaluate, closed)
-    program = joint(whole, [jaxprs.struct(aval) for aval in avals], False, mask, paths)
-    cut = split(program.to_cut, program.roles, "min_cut")
+    whole = functools.partial(runtime.evaluate, closed)
+    program = joint(whole, [abstract.struct(aval) for aval in avals], False, mask, paths)
+    cut = split(program.closed, program.roles, "min_cut")
     return _unheld(cut.halves), program.consts, program.results.avals
 
 
 def _unheld(halves: Halves) -> Halves:
-    """The halves without barriers: what one op computes again is small, and the backward is compiled as a whole."""
+    """Return the halves without barriers: one op recomputes little, and the backward is compiled as a whole."""
     backward, _ = jaxprs.opened(halves.backward)
     names: dict[Any, Any] = {}
     eqns = []
     for eqn in backward.eqns:
         invars = [v if isinstance(v, jaxprs.Literal) else names.get(v, v) for v in eqn.invars]
-        if eqn.primitive.name == "optimization_barrier":
+        if eqn.primitive.name == BARRIER:
             names.update(zip(eqn.outvars, invars, strict=True))
         else:
             eqns.append(jaxprs.rebound(eqn, invars, eqn.outvars))

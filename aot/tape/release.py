@@ -1,8 +1,9 @@
 """Update each parameter as soon as its gradient is complete, inside the backward.
 
-A gradient is gone once its parameter is updated, so that all gradients are never alive together; its parts are added up
-as they come. What the backward computes next waits for the update, and the new parameter takes the memory of the old
-one. It corresponds to PyTorch's optimiser step in the backward, and to LOMO.
+The parts of a gradient are added as they arrive. The gradient is freed once its parameter is updated, so that all
+gradients are never alive together. The backward with its updates is a joint program without outputs. Its schedule lets
+the next ops wait for each update, and the new parameter takes the memory of the old one. This corresponds to PyTorch's
+optimiser step in the backward, and to LOMO.
 """
 
 from __future__ import annotations
@@ -16,10 +17,17 @@ import jax
 from jointcut.aot.tape.program import Backward, leave
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.aot.tape.walk import Structure, Walk
-from jointcut.aot.update.step import BackwardPass, Filling, after, in_sweeps, refuse_twice
+from jointcut.aot.trace.joint import Joint
+from jointcut.aot.trace.primal import Results
+from jointcut.aot.update.released import with_update
+from jointcut.aot.update.step import refuse_twice
 from jointcut.aot.update.updates import Updates
-from jointcut.partition.program import jaxprs
+from jointcut.partition.lower import verify
+from jointcut.partition.lower.emit import Halves
+from jointcut.partition.program.jax import abstract, jaxprs
+from jointcut.partition.program.roles import Role, Roles
 from jointcut.partition.rewrite import simplify
+from jointcut.partition.split import split
 
 
 @dataclass(frozen=True)
@@ -51,40 +59,40 @@ class Release:
 
     @property
     def key(self) -> Any:
-        """What the program depends on beside the sweep."""
+        """The key that determines the program, besides the sweep."""
         types = tuple(jax.typeof(self.arrays[i]) for i in (*self.params, *self.state))
         return self.params, self.state, types
 
     def backward(self, structure: Structure, cotangents: Sequence[Any], updates: Updates) -> Backward:
-        """The program `(arrays, cotangents) -> (params, state)`."""
+        """Return the program `(arrays, cotangents) -> (params, state)`."""
         if updates.num_kept and structure.called:
             refuse_twice(f"the hook {structure.called[0].place.named}")
-        structs = [[jaxprs.struct(jax.typeof(x)) for x in xs] for xs in (self.arrays, cotangents)]
-        made, hooked = _gradients(structure, *structs)
-
-        def whole(arrays: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-            def sweep(filling: Filling, before: Sequence[Any]) -> None:
-                made(filling, [*hooked, *arrays], after(cts, before))
-
-            return in_sweeps(updates, [arrays[i] for i in self.params], [arrays[i] for i in self.state], sweep)
-
-        jaxpr, consts = jaxprs.opened(jax.make_jaxpr(whole)(*structs))
-        closed = jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+        arrays, cts = ([abstract.struct(jax.typeof(x)) for x in xs] for xs in (self.arrays, cotangents))
+        program = with_update(_joint(structure, arrays, cts, self.params), updates, self.params, self.state)
+        halves = split(program.closed, program.roles, "save_all").halves
         given_up = tuple(sorted({*self.params, *self.state}))
-        return Backward(structure, closed, tuple(consts), (), len(self.arrays), 0, given_up)
+        return Backward(structure, _one(halves), program.consts, (), len(self.arrays), 0, given_up)
 
 
-def _gradients(
-    structure: Structure, arrays: Sequence[Any], cotangents: Sequence[Any]
-) -> tuple[BackwardPass, list[Any]]:
-    """The backward of a structure for arrays and cotangents of these types, and the constants that it reads first."""
-    reached: list[int] = []
+def _joint(structure: Structure, arrays: Sequence[Any], cotangents: Sequence[Any], params: Sequence[int]) -> Joint:
+    """Return the joint program `(constants, arrays, cotangents) -> gradients` of a structure; it has no outputs.
+
+    `params` are places among the types `arrays`. There is a gradient for each parameter, zero where none flows.
+    """
 
     def whole(arrays: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        results = Walk(structure, arrays, leave)(cts)
-        reached[:] = [i for i, x in enumerate(results) if x is not None]
-        return [results[i] for i in reached]
+        pairs = zip(Walk(structure, arrays, leave)(cts), (arrays[i] for i in params), strict=True)
+        return [abstract.full(abstract.cotangent_aval(jax.typeof(p)), 0) if x is None else x for x, p in pairs]
 
     jaxpr, consts = jaxprs.opened(simplify.inlined(jax.make_jaxpr(whole)(arrays, cotangents)))
-    inner, _ = jaxprs.opened(jaxprs.build([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns))
-    return BackwardPass(inner, len(consts) + len(arrays), reached), consts
+    closed = jaxprs.constants_first(jaxpr)
+    inputs = (Role.PRIMAL,) * (len(consts) + len(arrays)) + (Role.COTANGENT,) * len(cotangents)
+    return Joint(closed, Roles(inputs, (Role.GRADIENT,) * len(params), 0), tuple(consts), Results.flat((), False)[1])
+
+
+def _one(halves: Halves) -> Any:
+    """Return both halves of a program without outputs as one program `(primals, cotangents) -> gradients`."""
+    forward, backward = (jaxprs.opened(half)[0] for half in (halves.forward, halves.backward))
+    residuals = verify.routed(halves.residuals, forward.invars, forward.outvars, 0)
+    eqns, outvars = simplify.renamed(backward, dict(zip(backward.invars, residuals, strict=False)))
+    return jaxprs.build([*forward.invars, *backward.invars[len(residuals) :]], outvars, [*forward.eqns, *eqns])

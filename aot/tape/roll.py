@@ -1,13 +1,13 @@
 """Find the part of a backward that repeats, so that loops of all lengths share one program.
 
-The nodes of a loop that ran in Python stand one block behind the other: the same ops, which read values of their own
-block, hand cotangents to their own and to the next block, and add gradients to what lies outside. Such blocks are run
-by one compiled loop, 16 at a time: its trip count is a number that it is given, and residuals are stacked as it runs.
-So neither the program nor its memory depends on the length, and gradients are added in the same order.
+A loop that ran in Python leaves equal blocks of nodes, one after the other. The ops of a block read values of their own
+block, pass cotangents to their own and to the next block, and add gradients to values outside. One compiled loop runs
+such blocks, 16 at a time. Its trip count is an argument, and it stacks residuals while it runs. So neither the program
+nor its memory depends on the length, and gradients are added in the same order.
 
-Blocks may have hooks: those that are traced are a part of the loop, and with others it runs block by block. Each block
-may have parameters of its own, whose gradients the loop hands out, and results that are read outside of it, such as by
-`jnp.stack`; then what reads them depends on the length. Not found are blocks with packed residuals.
+Blocks may have hooks. Traced hooks are part of the loop; with other hooks the loop runs block by block. A block may
+have parameters of its own, whose gradients the loop returns. Its results may be read outside of the loop, such as by
+`jnp.stack`; then the op that reads them depends on the length. Blocks with packed residuals are not found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jointcut.aot.tape.records import Record
 from jointcut.aot.tape.sweep import Called, Packed, Step, Sweep
 from jointcut.aot.tape.walk import Structure
 
-#: How many distances between equal nodes are tried as the length of a block.
+#: The number of distances between equal nodes that are tried as the length of a block.
 MOST_PERIODS = 6
 
 Edges = Sequence[Sequence[tuple[int, int]]]
@@ -42,24 +42,24 @@ class Repeat:
 
     @property
     def end(self) -> int:
-        """The first node behind the blocks."""
+        """The first node after the blocks."""
         return self.start + self.period * self.count
 
 
 @dataclass
 class RolledSweep(Sweep):
-    """A sweep with a part that repeats, of which `nodes` and `flat` leave out the blocks.
+    """A sweep with a part that repeats; `nodes` and `flat` leave out its blocks.
 
     Attributes:
         repeat: the blocks.
         blocks: the nodes of each block.
-        ends: for each edge of each node of the first one: 0, the node from the block's start on, and its output; 1,
-            what lies outside, and its output; or 2, the number of a leaf of the block's own.
-        places: for each residual of each of them, its place among constants and then slots.
+        ends: the end of each edge of each node of the first block. It is 0, the node counted from the block's start,
+            and its output; or 1, a node or leaf outside, and its output; or 2 and the number of the block's own leaf.
+        places: for each residual of each of these nodes, its place among constants and then slots.
         consts: the residuals that all blocks read.
-        slots: the residuals that differ between blocks: for each, one array for each block.
-        owns: for each own leaf, its place among the leaves in each block.
-        own: the gradients of own leaves, once the loop has run.
+        slots: the residuals that differ between blocks, each with one array for each block.
+        owns: for each leaf of a block's own, the places of its leaves in all blocks.
+        own: the gradients of the blocks' own leaves, once the loop has run.
     """
 
     repeat: Repeat = Repeat(0, 0, 0)
@@ -78,12 +78,12 @@ class RolledSweep(Sweep):
 
     @property
     def count(self) -> int:
-        """The number of ops that it goes back through."""
+        """The number of ops that the sweep visits."""
         return len(self.nodes) + self.repeat.period * self.repeat.count
 
     @property
     def kept(self) -> Sequence[Any]:
-        """The residuals, those of the blocks included."""
+        """The residuals, including the residuals of the blocks."""
         return [*self.flat, *self.consts, *(x for slot in self.slots for x in slot)]
 
     @property
@@ -92,7 +92,7 @@ class RolledSweep(Sweep):
         return [place for node in self.block for place in self._hooks(node)]
 
     def running(self, structure: Structure) -> list[Callable[[Sequence[Any]], list[Any]]]:
-        """The hooks of this run, by number, and then its loop, which notes the gradients of own leaves."""
+        """Return the hooks of this run, by number, and then its loop, which notes the gradients of own leaves."""
         loop = structure.loop
         assert loop is not None, "the structure of another sweep"
         hooks = [[place for node in block for place in self._hooks(node)] for block in self.blocks]
@@ -110,7 +110,7 @@ class RolledSweep(Sweep):
 
     @property
     def loop(self) -> BlockLoop:
-        """The blocks as one loop, which holds no values."""
+        """The blocks as one loop without values."""
         period = self.repeat.period
         targets = list(dict.fromkeys((to, i) for ends in self.ends for kind, to, i in ends if kind == 1))
 
@@ -139,7 +139,7 @@ class RolledSweep(Sweep):
 
 
 def rolled(sweep: Sweep, owns: bool = True) -> Sweep:
-    """The sweep with its largest part that repeats rolled up; itself if there is none.
+    """Return the sweep with its largest repeating part rolled up; return the sweep itself if no part repeats.
 
     With `owns`, blocks may have leaves of their own.
     """
@@ -166,25 +166,25 @@ def rolled(sweep: Sweep, owns: bool = True) -> Sweep:
 
 
 def structure_of(sweep: Sweep) -> Structure:
-    """What the backward of a sweep does, without its values."""
+    """Return the structure of a sweep, which holds no values."""
     steps, leaf_hooks = sweep.steps()
     seeds = [(sweep.numbers[node], i) for node, i in sweep.seeds]
     return Structure(steps, leaf_hooks, seeds, sweep.loop if isinstance(sweep, RolledSweep) else None)
 
 
 def record_of(node: Node) -> Record:
-    """The record of a node that is no leaf."""
+    """Return the record of a node that is not a leaf."""
     assert node.record is not None, "leaves are no steps"
     return node.record
 
 
 def read_by(place: Place) -> tuple[Any, ...]:
-    """The arrays that a hook reads as inputs of the program."""
+    """Return the arrays that a hook reads as inputs of the program."""
     return place.read if place.is_traced else ()
 
 
 def _own_spans(sweep: Sweep, edges: Edges) -> dict[int, tuple[int, int]]:
-    """For each leaf that a block may own, the first and the last node that reads it."""
+    """Map each leaf that a block may own to the first and the last node that reads it."""
     spans: dict[int, tuple[int, int]] = {}
     for i, row in enumerate(edges):
         for to, _ in row:
@@ -196,7 +196,7 @@ def _own_spans(sweep: Sweep, edges: Edges) -> dict[int, tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the blocks of a sweep; `spans` are those of `_own_spans`."""
+    """Find the blocks of a sweep; `spans` is the result of `_own_spans`."""
 
     def __init__(self, sweep: Sweep, edges: Edges, spans: dict[int, tuple[int, int]]) -> None:
         """Name the kind of each node."""
@@ -204,7 +204,7 @@ class _Finder:
         self.kinds = [self.kind(i, node) for i, node in enumerate(sweep.nodes)]
 
     def kind(self, i: int, node: Node) -> Any:
-        """Equal for nodes that may stand for each other; a node that may not is like no other."""
+        """Return a key that is equal for nodes that may replace each other; other nodes get a key of their own."""
         if any(type(x) is Packed for x in node.saved):
             return -1 - node.order
         numbers = self.sweep.numbers
@@ -212,7 +212,7 @@ class _Finder:
         return (record_of(node).id, *hooks) if hooks else record_of(node).id
 
     def found(self) -> Repeat | None:
-        """The blocks that cover the most nodes."""
+        """Return the blocks that cover the most nodes."""
         count, best = len(self.kinds), None
         for period in _periods(self.kinds):
             start = 0
@@ -226,7 +226,7 @@ class _Finder:
         return best
 
     def is_alike(self, i: int, period: int) -> bool:
-        """Whether a node and its like in the next block are of one kind, and their edges end alike."""
+        """Whether node `i` and the node `period` later are of one kind, and their edges end alike."""
         pairs = zip(self.edges[i], self.edges[i + period], strict=True)
         return self.kinds[i] == self.kinds[i + period] and all(
             a[1] == b[1] and (b[0] == a[0] or (a[0] >= 0 and b[0] - a[0] == period) or self.are_own(a[0], b[0], period))
@@ -238,7 +238,7 @@ class _Finder:
         return all(leaf in self.spans and self.spans[leaf][1] - self.spans[leaf][0] < period for leaf in (a, b))
 
     def checked(self, repeat: Repeat) -> Repeat | None:
-        """The blocks, if no value of one goes farther than to the next, to its own leaf, or to what lies outside."""
+        """Return the blocks, or None unless each edge ends in its block, the next one, an own leaf, or outside."""
         start, period, end = repeat.start, repeat.period, repeat.end
         partners = (h.partner for node in self.sweep.nodes[start : start + period] for h in self.sweep._hooks(node))
         if any(h is not None and not start <= self.sweep.numbers[h] < start + period for h in partners):
@@ -261,7 +261,7 @@ class _Finder:
         return repeat
 
     def end(self, repeat: Repeat, i: int, e: int, owned: dict[tuple[int, ...], int]) -> tuple[int, int, int]:
-        """Where an edge of the first block ends, see `RolledSweep.ends`; `owned` has own leaves by their places."""
+        """Return the end of an edge of the first block, as in `RolledSweep.ends`; `owned` holds own leaves."""
         (to, output), (later, _) = self.edges[i][e], self.edges[i + repeat.period][e]
         if later == to:
             return 1, to - (repeat.end - repeat.start) if to >= 0 else to, output
@@ -272,7 +272,7 @@ class _Finder:
 
 
 def _periods(kinds: Sequence[Any]) -> list[int]:
-    """The most frequent distances from a node to the next one of its kind."""
+    """Return the most frequent distances from a node to the next node of its kind."""
     last: dict[Any, int] = {}
     distances: Counter[int] = Counter()
     for i, kind in enumerate(kinds):
@@ -285,9 +285,9 @@ def _periods(kinds: Sequence[Any]) -> list[int]:
 def _residuals(
     sweep: Sweep, blocks: Sequence[Sequence[Node]]
 ) -> tuple[list[tuple[int, ...]], list[Any], list[list[Any]]]:
-    """Where each residual of a block lies, the residuals that are the same in all blocks, and those that are not.
+    """Return the place of each residual of a block, the residuals that all blocks share, and the other residuals.
 
-    Behind the residuals of a node are the arrays that its hooks read.
+    The residuals of a node are followed by the arrays that its hooks read.
     """
     kinds: dict[tuple[int, ...], list[Any]] = {}
     keys: list[list[tuple[int, ...]]] = []

@@ -1,8 +1,8 @@
 """Order the nodes of a tape for the backward, and tell its structure from its values.
 
 Nodes run in the order of PyTorch's engine: the latest op first, and a leaf as soon as its gradient is complete. The
-structure is what the backward's program depends on: which kind of op reads which values, the hooks, and what is asked
-for. Residuals, scalars and arrays that the function closes over are the program's inputs.
+structure determines the program of the backward. It holds the kinds of ops, the values that they read, the hooks, and
+the requested gradients. Residuals, scalars and arrays that the function closes over are inputs of the program.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jointcut.aot.tape.records import Record
 class Called:
     """A hook of a step: its place, its number among the hooks of the sweep, and the step of its partner.
 
-    For a residual that was packed, `arrays` are the places of what was kept among the flat inputs. For a hook that is
-    traced, `read` are the places of the arrays that it closes over.
+    For a packed residual, `arrays` are the places of its packed arrays among the flat inputs. For a traced hook, `read`
+    are the places of the arrays that it closes over.
     """
 
     place: Place
@@ -34,7 +34,7 @@ class Called:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A residual in the form that a `pack` hook gave it: its `leaves`, and where they are unpacked."""
+    """A residual in the form that a `pack` hook gave it: its `leaves`, and the place of the `unpack` hook."""
 
     leaves: tuple[Any, ...]
     place: Place
@@ -47,13 +47,13 @@ class Packed:
         return self.place.key, len(flat)
 
     def called(self, known: dict[int, int], numbers: dict[int, int]) -> Called:
-        """The unpacking for a step, without the arrays."""
+        """Return the unpacking hook for a step, without the arrays."""
         kept, read = (self.leaves, self.place.read) if self.place.is_traced else ((), ())
         arrays, others = (tuple(known[id(x)] for x in xs) for xs in (kept, read))
         return Called(self.place, numbers[id(self)], None, arrays, others)
 
     def __call__(self, flat: Sequence[Any]) -> list[Any]:
-        """Unpack it; the arguments are its own."""
+        """Unpack the residual from its own leaves; `flat` is not used."""
         del flat
         return self.place(self.leaves)
 
@@ -64,10 +64,10 @@ class Step:
 
     Attributes:
         record: the kind of op.
-        edges: the step and output of which each gradient is a part; leaf `n` is the step `-1 - n`.
-        saved: places of the residuals among the flat inputs, or how they are unpacked.
-        hooks: what is called before the backward of the op: the hooks on its outputs, then those of a call.
-        after: what is called after it.
+        edges: the step and output to whose cotangent each gradient is added; leaf `n` is the step `-1 - n`.
+        saved: for each residual, its place among the flat inputs, or the hook that unpacks it.
+        hooks: the hooks before the backward of the op: first the hooks on its outputs, then the hooks of a call.
+        after: the hooks after the backward of the op.
         source: the user's line.
     """
 
@@ -86,7 +86,7 @@ class Step:
         saved: tuple[int | Called, ...],
         hooks: Sequence[Called],
     ) -> Step:
-        """The step of a node, with its hooks in the order in which they are called."""
+        """Return the step of a node, with its hooks in calling order."""
         assert node.record is not None, "leaves are no steps"
         before = sorted((h for h in hooks if h.place.kind != "post_hook"), key=lambda h: h.place.kind == "pre_hook")
         after = tuple(hook for hook in hooks if hook.place.kind == "post_hook")
@@ -99,7 +99,7 @@ class Sweep:
 
     Attributes:
         nodes: the nodes, without leaves.
-        seeds: for each cotangent, the node and place of its output.
+        seeds: the node and output of each cotangent.
         leaves: the differentiated arrays, in order.
         flat: the residuals, each array once.
         key: the structure.
@@ -114,7 +114,7 @@ class Sweep:
 
     @classmethod
     def of(cls, seeds: Sequence[Edge], leaves: Sequence[Node]) -> Sweep:
-        """The sweep from some outputs back to the leaves."""
+        """Return the sweep from some outputs back to the leaves."""
         nodes = _reached(seeds)
         numbers = {node: i for i, node in enumerate(nodes)}
         numbers.update((leaf, -1 - leaf.place) for leaf in leaves)
@@ -123,7 +123,7 @@ class Sweep:
         return sweep
 
     def _key(self) -> tuple[Any, ...]:
-        """The structure, as it is found while the residuals are listed."""
+        """List the residuals, and return the structure."""
         flat, numbers, known, parts = self.flat, self.numbers, dict[int, int](), list[Any]()
         for node in self.nodes:
             part: list[Any] = [node.record.id]  # pyright: ignore[reportOptionalMemberAccess]
@@ -156,7 +156,7 @@ class Sweep:
 
     @property
     def count(self) -> int:
-        """The number of ops that it goes back through."""
+        """The number of ops that the sweep visits."""
         return len(self.nodes)
 
     @property
@@ -166,7 +166,7 @@ class Sweep:
 
     @property
     def called(self) -> list[Place | Packed]:
-        """All hooks of the sweep, those of the nodes and then of the leaves; the program calls them by number."""
+        """All hooks of the sweep: unpacking hooks, then hooks of nodes and leaves; the program calls them by number."""
         packed = [x for node in self.nodes for x in node.saved if type(x) is Packed]
         return [*packed, *(place for node in (*self.nodes, *self.leaves) for place in self._hooks(node))]
 
@@ -174,7 +174,7 @@ class Sweep:
         return [place for place in node.hooks if not place.hook.removed]
 
     def steps(self) -> tuple[list[Step], list[tuple[Called, ...]]]:
-        """The structure as steps, and the hooks of each leaf, which hold no values."""
+        """Return the structure as steps, and the hooks of each leaf; neither holds values."""
         known = {id(x): i for i, x in enumerate(self.flat)}
         numbers = {id(hook): i for i, hook in enumerate(self.called)}
 
@@ -198,7 +198,7 @@ class Sweep:
 
 
 def _reached(seeds: Sequence[Edge]) -> list[Node]:
-    """The nodes that lead to the outputs, latest first, without leaves."""
+    """Return the nodes that lead to the outputs, latest first, without leaves."""
     found: set[Node] = set()
     todo = [node for node, _ in seeds]
     while todo:

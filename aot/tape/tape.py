@@ -21,12 +21,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
 
-from jointcut.aot.calls.method import bound_to, refusing_unbound, unwrapped
-from jointcut.aot.choices.options import NONFINITE, name_of
+from jointcut.aot.call.function import Function
+from jointcut.aot.call.method import bound_to, refusing_unbound, unwrapped
+from jointcut.aot.options.limits import Budget
+from jointcut.aot.options.options import NONFINITE, Options, name_of
+from jointcut.aot.options.policies import GivenPolicy
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.nodes import value_of
@@ -34,7 +38,7 @@ from jointcut.aot.tape.pullback import WAY, Pullback, Tape
 from jointcut.aot.tape.records import Records
 from jointcut.aot.update.step import refuse_sweeps
 from jointcut.partition.errors import CallError, TraceError, choices, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, eager
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.metadata.convention import is_real
 
@@ -44,11 +48,11 @@ _RECORDS = Records()
 class Taped:
     """A function that runs eagerly, and whose whole backward is captured and compiled once for each structure.
 
-    A call runs the function as it is. Inside `jax.jit`, `jax.vmap` and other transformations it is traced like any
-    function.
+    A call runs the function without recording. Inside `jax.jit`, `jax.vmap` and other transformations it is traced like
+    any function.
 
     Attributes:
-        captures: the structures of backwards that were needed, and why each was.
+        captures: the captured backwards, each with the reason why it was needed.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class Taped:
         has_aux: bool,
         check: str | None,
         roll: bool = False,
+        budget: Budget | None = None,
+        policy: GivenPolicy | None = None,
     ) -> None:
         """Call `aot.tape` instead."""
         function, self._kind = unwrapped(function)
@@ -71,6 +77,10 @@ class Taped:
             raise TraceError(message("check", f"{check!r} is unknown.", choices(check, [NONFINITE])))
         self._check, self._roll = check is not None, roll
         self._name = name_of(function)
+        self._whole = None
+        if budget is not None or policy is not None:
+            refuse_beside(check=self._check, roll=roll)
+            self._whole = Function(function, Options(argnums, has_aux, budget=budget, policy=policy))
         self.captures = Captures(self._name)
         functools.update_wrapper(self, function, updated=())
 
@@ -84,65 +94,59 @@ class Taped:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; nothing is recorded."""
-        return self._function(*args, **kwargs)
+        function = self._function if self._whole is None or eager.runs_eagerly() else self._whole
+        return function(*args, **kwargs)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """Like `jax.value_and_grad(function, argnums, has_aux)`.
+        """Return value and gradient, like `jax.value_and_grad(function, argnums, has_aux)`.
 
         Raises `TraceError` (a `TypeError`) for an argument or result that cannot be differentiated.
         """
-        if not jaxprs.runs_eagerly():
+        if not eager.runs_eagerly():
+            if self._whole is not None:
+                return self._whole.value_and_grad(*args, **kwargs)
             return jax.value_and_grad(self._function, self._argnums, self._has_aux)(*args, **kwargs)
         made = self._ran(self._positions(len(args)), args, kwargs)
-        flat = self._tape(made, args, kwargs).gradients([self._one(made)])
+        flat = self._tape(made, args, kwargs).gradients([self._one(made)], is_step=True)
         return self._value(made), self._in_argnums(made, flat)
 
     def accumulate_into(self, refs: Any) -> Callable[..., Any]:
-        """A function of the same arguments that adds the gradients to references, and returns the value.
+        """Return a function of the same arguments that adds the gradients to references, and returns the value.
 
-        `refs` are `jax.Ref`s in the tree of what `grad` returns, with the shapes and dtypes of the gradients, or None.
-        Each is added to in the backward, as soon as its gradient is complete; a hook of `post_accumulate` sees the sum.
-        Raises `CallError` if the trees differ, and if a reference has another type than its argument.
+        `refs` is a tree like the result of `grad`, of `jax.Ref`s with the shapes and dtypes of the gradients, or None.
+        The backward adds each gradient to its reference as soon as it is complete; a hook of `post_accumulate` sees the
+        sum. Raises `CallError` if the trees differ, or if a reference has another type than its argument.
         """
 
         def accumulate(*args: Any, **kwargs: Any) -> Any:
-            if not jaxprs.runs_eagerly():
+            if not eager.runs_eagerly():
                 what = "is called inside a transformation (jax.jit, jax.grad, jax.vmap)."
                 cure = "Call it outside, or take the gradients and add them."
                 raise CallError(message(f"{self._name}.accumulate_into", what, cure))
             made = self._ran(self._positions(len(args)), args, kwargs)
             flat = fitting_refs(made, self._in_argnums(made, range(len(made.tape.leaves))), refs)
-            self._tape(made, args, kwargs).gradients([self._one(made)], flat)
+            self._tape(made, args, kwargs).gradients([self._one(made)], flat, is_step=True)
             return self._value(made)
 
         return accumulate
 
     def grad(self, *args: Any, **kwargs: Any) -> Any:
-        """Like `jax.grad(function, argnums, has_aux)`: the gradient, or `(gradient, aux)` with `has_aux`."""
+        """Return the gradient, or `(gradient, aux)` with `has_aux`, like `jax.grad(function, argnums, has_aux)`."""
         value, gradient = self.value_and_grad(*args, **kwargs)
         return (gradient, value[1]) if self._has_aux else gradient
 
     def value_and_update(self, params: Any, state: Any, *args: Any, update: Any, sweeps: int = 1, **kwargs: Any) -> Any:
-        """The value, and parameters and state after one step of an optimiser, each updated inside the backward.
+        """Return the value, and the parameters and state after one optimiser step that runs inside the backward.
 
         A parameter is updated as soon as its gradient is complete, so that all gradients are never in memory together.
-        If a `lax.scan` takes slices of it, and the update treats each slice alone, it is updated slice by slice, inside
-        the scan of the backward. `params` and `state` are given up: their arrays must not be used after the call.
-
-        Args:
-            params: the first argument of the function, a pytree of floating-point arrays.
-            state: the state of the optimiser, a pytree of arrays.
-            *args: the other arguments of the function.
-            update: an Optax transformation, or a function `(gradients, state, params) -> (params, state)`. The new
-                value of a parameter, and its part of the state, may depend on its own gradient alone, and on what
-                `sweeps` allows. Pass the same object at each step.
-            sweeps: with 2, the update may also join a few numbers of each gradient, as a clip by the global norm does.
-                The backward then runs twice: first for these numbers, then for the updates.
-            **kwargs: further arguments of the function, by name.
+        The method takes the same arguments as `value_and_update` of an `aot.function`. The arrays of `params` and
+        `state` must not be used after the call.
 
         Returns `value, params, state`, or `(value, aux), params, state` with `has_aux`. In `jax.jit` the whole step is
-        one program. Raises `TraceError` if the update joins gradients otherwise, with the equation.
+        one program. Raises `TraceError`, with the equation, if the update joins gradients in an unsupported way.
         """
+        if self._whole is not None and not eager.runs_eagerly():
+            return self._whole.value_and_update(params, state, *args, update=update, sweeps=sweeps, **kwargs)
         made = self._ran([0], (params, *args), kwargs, is_update=True)
         leaves, states = [leaf.value for leaf in made.tape.tracers], [as_array(x) for x in jax.tree.leaves(state)]
         tape = self._tape(made, (params, *args), kwargs)
@@ -156,12 +160,14 @@ class Taped:
         )
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
-        """Like `jax.vjp`: the output and a pullback (and aux with `has_aux`).
+        """Return the output and a pullback (and aux with `has_aux`), like `jax.vjp`.
 
         The pullback returns one tree per positional argument, and may be called more than once. Keyword arguments are
         not differentiated.
         """
-        if not jaxprs.runs_eagerly():
+        if not eager.runs_eagerly():
+            if self._whole is not None:
+                return self._whole.vjp(*args, **kwargs)
             return jax.vjp(functools.partial(self._function, **kwargs), *args, has_aux=self._has_aux)
         made = self._ran(None, args, kwargs)
         pullback = Pullback(self._tape(made, args, kwargs))
@@ -170,10 +176,11 @@ class Taped:
     # ------------------------------------------------------------------------------------------- helpers
 
     def _ran(self, positions: Sequence[int] | None, args: Any, kwargs: dict[str, Any], is_update: bool = False) -> Ran:
-        """Run the function on a tape, and write back what it wrote to objects."""
+        """Run the function on a tape, and write its changes of objects back to the caller's objects."""
         if self._refuse is not None:
             self._refuse(args)
-        made = ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs, self._check)
+        keeps = self._whole is None or not WAY.captured
+        made = ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs, self._check, keeps)
         if is_update and (written := [path for path in made.originals.written if path.startswith("args[0]")]):
             what = f"is an object that is updated, and {self._name} writes to it."
             raise TraceError(message(written[0], what, "Take value_and_grad, and update after it."))
@@ -188,10 +195,12 @@ class Taped:
         return trees[0] if isinstance(self._argnums, int) else trees
 
     def _tape(self, made: Ran, args: Sequence[Any], kwargs: dict[str, Any]) -> Tape:
-        return Tape(made, self.captures, self._name, functools.partial(_arrays, args, kwargs), self._check, self._roll)
+        arrays = functools.partial(_arrays, args, kwargs)
+        options = None if self._whole is None else replace(self._whole._options, argnums=0, has_aux=False)
+        return Tape(made, self.captures, self._name, arrays, self._check, self._roll, options)
 
     def _positions(self, count: int) -> list[int]:
-        """The differentiated arguments; raises `TraceError` if one is missing."""
+        """Return the positions of the differentiated arguments; raises `TraceError` if one is missing."""
         chosen = (self._argnums,) if isinstance(self._argnums, int) else self._argnums
         for place in chosen:
             if not -count <= place < count:
@@ -201,7 +210,7 @@ class Taped:
         return [place % count for place in chosen]
 
     def _one(self, made: Ran) -> Any:
-        """The cotangent 1 of a scalar output; raises `TraceError` if it is not a real scalar."""
+        """Return the cotangent 1 of the output; raises `TraceError` if the output is not a real scalar."""
         is_bare = made.tree == jax.tree.structure(0)
         if not (is_bare and made.avals[0].shape == () and is_real(made.avals[0].dtype)):
             shown = ", ".join(aval.str_short() for aval in made.avals) or "nothing"
@@ -209,7 +218,7 @@ class Taped:
                 "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
             )
             raise TraceError(message(self._name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
-        return jaxprs.full(jaxprs.cotangent_aval(made.avals[0]), 1)
+        return abstract.full(abstract.cotangent_aval(made.avals[0]), 1)
 
 
 class Decorator:
@@ -223,35 +232,47 @@ class Decorator:
         has_aux: bool = False,
         check: str | None = None,
         roll: bool = False,
+        budget: Budget | None = None,
+        policy: GivenPolicy | None = None,
     ) -> Any:
-        """Let a function run eagerly, and capture its whole backward: a bare decorator, or one with options.
+        """Let a function run eagerly, and capture its whole backward; it can be a decorator with or without options.
 
-        The function runs on numbers: Python's `if` and `for`, `print`, numpy and `float(x)` work on its values. What it
-        writes to Flax's NNX objects is written to the caller's, once the function has returned. Each op
-        is recorded with the residuals that its backward reads. The backward of the whole call is then one program, with
-        the backward halves of the `jax.jit` and `aot.function` calls in it. It is compiled once for each structure: the
-        ops, which values they read, shapes and dtypes. Values are not part of the structure, nor are Python numbers
-        that the function computes with: they are inputs of the program.
+        The function runs on numbers: Python's `if` and `for`, `print`, numpy and `float(x)` work on its values. Its
+        writes to Flax's NNX objects reach the caller's objects once the function has returned. Each op is recorded with
+        the residuals that its backward reads. The backward of the whole call is then one program, with the backward
+        halves of the `jax.jit` and `aot.function` calls in it. It is compiled once for each structure: the ops, which
+        values they read, shapes and dtypes. Values are not part of the structure, nor are Python numbers that the
+        function computes with: they are inputs of the program.
 
         Args:
             fun: the function. Differentiated arguments and results are pytrees of arrays; other arguments and aux may
                 be any Python objects.
             argnums: the positional arguments that `value_and_grad` and `grad` differentiate.
             has_aux: whether the function returns `(output, aux)`.
-            check: `"nonfinite"`: each op of the forward, each op of the backward and each hook is looked at as it runs.
-                The first that makes a NaN or an infinity is raised as `NonFiniteError`, with the user's line. This is
-                for debugging: nothing is captured, and each op is waited for, as with PyTorch's `detect_anomaly`.
-            roll: whether loops that ran another number of times share one program. The largest part of the backward
-                that repeats is found: blocks of the same ops, which read their own values, hand cotangents to the next
-                block and add to gradients outside, as the steps of a recurrent network do. They run in one compiled
-                loop, 16 at a time, or block by block where hooks are called back. Blocks may have parameters of their
-                own, and results that are stacked. Updates are not rolled, nor blocks inside `saved_arrays`.
+            check: `"nonfinite"` checks each op of the forward, each op of the backward and each hook as it runs. The
+                first that makes a NaN or an infinity raises `NonFiniteError`, with the user's line. This is for
+                debugging: nothing is captured, and each op is waited for, as with PyTorch's `detect_anomaly`.
+            roll: whether loops that run another number of times share one program. The tape finds the largest part of
+                the backward that repeats, such as the steps of a recurrent network. It consists of blocks of the same
+                ops. A block reads its own values, passes cotangents to the next block and adds to gradients outside.
+                The blocks run in one compiled loop, 16 at a time, or block by block if hooks are called back. Blocks
+                may have parameters of their own, and results that are stacked. Updates and blocks inside `saved_arrays`
+                are not rolled.
+            budget: the memory that a step may take, as in `aot.function`. The function runs eagerly, but keeps no
+                residuals. Its recorded ops become one program, forward and backward. This program is cut within the
+                budget, by XLA's account, and compiled once for each structure. So the budget holds from the first call
+                on. The forward is computed twice: op by op, for Python, and in the program. Inside `jax.jit` the
+                function is an `aot.function` with this budget.
+            policy: rules for saving or recomputing single values, as in `aot.function`; with it, too, the ops become
+                one program.
 
-        Raises `TraceError` if `fun` is not callable, or the check is unknown.
+        Raises `TraceError` if `fun` is not callable, the check is unknown, or check or roll is given beside a budget or
+        policy. Raises `BudgetError` and `PolicyError` as `aot.function` does. With a budget or policy, a call raises
+        `CallError` for a hook or an op with an effect.
         """
         if fun is None:
-            return lambda fun: Taped(fun, argnums, has_aux, check, roll)
-        return Taped(fun, argnums, has_aux, check, roll)
+            return lambda fun: Taped(fun, argnums, has_aux, check, roll, budget, policy)
+        return Taped(fun, argnums, has_aux, check, roll, budget, policy)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -266,8 +287,15 @@ class Decorator:
 tape = Decorator()
 
 
+def refuse_beside(**given: bool) -> None:
+    """Raise `TraceError` for a given option that cannot be combined with a budget or policy."""
+    if names := [name for name, is_given in given.items() if is_given]:
+        what = f"is given beside a budget or policy, with which the tape runs as one program, without {names[0]}."
+        raise TraceError(message(names[0], what, "Give one of them."))
+
+
 def _arrays(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:
-    """The types of the arrays among the arguments, by path."""
+    """Return the types of the arrays among the arguments, by path."""
     named = [(f"args[{i}]", x) for i, x in enumerate(args)] + [(f"kwargs[{k!r}]", x) for k, x in kwargs.items()]
     types: dict[str, str] = {}
     for name, argument in named:

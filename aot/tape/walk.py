@@ -1,9 +1,9 @@
 """Run the backward of a structure, step by step, on arrays or on tracers.
 
-For each step: the cotangents of its outputs, complete by now, go through the hooks on these values and through the
-`pre_hook` of a call; the residuals are unpacked; the backward of the op runs; the `post_hook` of a call sees the
-gradients; and each gradient is added to what is there for its value. A leaf's gradient goes through its hooks, is added
-to its reference and goes through `post_accumulate` as soon as its last part is there.
+When a step runs, the cotangents of its outputs are complete. They go through the hooks on these values and through the
+`pre_hook` of a call. Then the residuals are unpacked, and the backward of the op runs. The `post_hook` of a call sees
+the gradients. Each gradient is added to the cotangent of its value. Once the last part of a leaf's gradient is added,
+the gradient goes through the leaf's hooks, is added to its reference and goes through `post_accumulate`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import jax
 
 from jointcut.aot.tape.records import Record
 from jointcut.aot.tape.sweep import Called, Step
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract
 
-#: Calls the hook with a number, with flat values, for results of some types.
+#: A function that calls a hook: it takes the hook's number, flat values, and the types of the results.
 Call = Callable[[int, Sequence[Any], Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What a backward does, without values.
+    """The steps of a backward, without values.
 
     Attributes:
         steps: the nodes, latest first.
         leaf_hooks: the hooks of each leaf.
-        seeds: for each cotangent, the step and output that it is of.
-        loop: equal blocks of steps, whose numbers follow those of the steps (a `BlockLoop`), or None.
+        seeds: the step and output of each cotangent.
+        loop: equal blocks of steps (a `BlockLoop`), numbered after the steps, or None.
     """
 
     steps: Sequence[Step]
@@ -52,10 +52,10 @@ class Walk:
     """One run of a structure.
 
     Attributes:
-        structure: what is run.
+        structure: the structure that runs.
         flat: the residuals.
-        call: calls a hook that is not traced.
-        looked: is called after each step with its number and the gradients, and after each hook.
+        call: the function that calls a hook that is not traced.
+        looked: a function that is called after each step, with its number and the gradients, and after each hook.
         refs: the references that gradients are added to, None for a leaf without one.
     """
 
@@ -70,7 +70,7 @@ class Walk:
     _passed: dict[int, list[Any]] = field(default_factory=dict)
 
     def __call__(self, cotangents: Sequence[Any]) -> list[Any]:
-        """The gradients of the leaves for the cotangents of the seeds; None for a leaf that nothing reaches."""
+        """Return the gradients of the leaves for the cotangents of the seeds; None where no gradient flows."""
         structure = self.structure
         self.results = [None] * len(structure.leaf_hooks)
         edges = [*structure.seeds, *(structure.loop.targets if structure.loop else ())]
@@ -86,14 +86,17 @@ class Walk:
         return self.results
 
     def block(self, carried: dict[tuple[int, int], Any]) -> dict[tuple[int, int], Any]:
-        """What the steps make of the cotangents of some of their outputs, by step or other number, and output."""
+        """Run the steps from the cotangents of some outputs, and return the cotangents that are left.
+
+        Cotangents are keyed by a number, of a step or of another receiver, and an output.
+        """
         self._held = dict(carried)
         for number, step in enumerate(self.structure.steps):
             self._run(number, step)
         return self._held
 
     def _looped(self, number: int) -> None:
-        """Run the loop, if it stands before the step with a number."""
+        """Run the loop, if it comes before step `number`."""
         loop, count = self.structure.loop, len(self.structure.steps)
         if loop is None or loop.at != number:
             return
@@ -134,7 +137,7 @@ class Walk:
         return residual
 
     def _hooked(self, number: int, step: Step, hook: Called, held: Sequence[Any]) -> list[Any]:
-        """The cotangents after a hook; zeros are made arrays for it."""
+        """Return the cotangents after a hook, which gets arrays also for zero cotangents."""
         del step
         place, held = hook.place, list(held)
         if all(held[i] is None for i in place.outputs):
@@ -143,7 +146,7 @@ class Walk:
         if hook.partner is not None:
             given += self._passed.get(hook.partner, [])
         given += [None] * (len(place.types) - len(given))
-        arrays = [jaxprs.full(aval, 0) if x is None else x for x, aval in zip(given, place.types, strict=True)]
+        arrays = [abstract.full(aval, 0) if x is None else x for x, aval in zip(given, place.types, strict=True)]
         for i, x in zip(place.outputs, self._called(number, hook, arrays), strict=True):
             held[i] = x
         return held
@@ -158,7 +161,7 @@ class Walk:
         return results
 
     def _add(self, edge: tuple[int, int], gradient: Any) -> None:
-        """Add a part of the cotangent of a value; finish a leaf with its last part."""
+        """Add a part of the cotangent of a value; with the last part of a leaf, finish the leaf."""
         number, before = edge[0], self._held.get(edge)
         if gradient is not None:
             self._held[edge] = gradient if before is None else before + gradient
@@ -190,7 +193,7 @@ class Walk:
 
 @functools.cache
 def identity(count: int) -> Record:
-    """The record of a step that hands `count` cotangents on: the start or the end of a call with hooks."""
+    """Return the record of a step that passes `count` cotangents on: the start or the end of a call with hooks."""
     places = tuple(range(count))
     backward = _handed_on
     return Record(-count, "call", _not_run, count, (), (), places, (True,) * count, places, backward, ())

@@ -1,4 +1,4 @@
-"""Find what a traced function reads, writes and aliases.
+"""Find the inputs that a traced function reads, writes and aliases.
 
 The equations of the joint program are read once forwards and once backwards; nothing is computed. The results are the
 records of `wrappers.metadata`, for wrappers, signatures and explanations.
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from jointcut.aot.trace.joint import Joint
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.primitives import DRAWING
+from jointcut.partition.program.jax import abstract, jaxprs, meshes, side_effects
+from jointcut.partition.program.primitives import COND, DRAWING, SCAN
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.arguments import containers
@@ -31,13 +31,13 @@ from jointcut.wrappers.metadata.schemas import (
     ViewAndMutationMeta,
     plain_metas,
 )
-from jointcut.wrappers.metadata.views import VIEWS, ViewMeta
+from jointcut.wrappers.metadata.view_meta import VIEWS, ViewMeta
 
-_HOLDS = ("scan", "cond")  # their bodies show which result depends on which operand
+_HOLDS = (SCAN, COND)  # their bodies show which result depends on which operand
 
 
 def analyse(program: Joint, bound: Bound, known: Sequence[InputAliasInfo]) -> ViewAndMutationMeta:
-    """The records of one traced call; `known` are those of its arguments, as they were before the trace."""
+    """Return the records of one traced call; `known` are the records of its arguments from before the trace."""
     jaxpr, _ = jaxprs.opened(program.closed)
     start = len(program.consts)
     uses = _Uses.of(jaxpr, program.roles.forward_ops)
@@ -67,15 +67,15 @@ def analyse(program: Joint, bound: Bound, known: Sequence[InputAliasInfo]) -> Vi
 
 
 def plain_meta(index: int, aval: Any) -> PlainTensorMeta:
-    """The type of one flat array, or of a reference's content, at a position."""
+    """Return the type of one flat array, or of a reference's content, at a position."""
     inner = getattr(aval, "inner_aval", aval)
     sharding = getattr(inner, "sharding", None)
-    shown = str(sharding) if jaxprs.is_explicit(sharding) else None
+    shown = str(sharding) if meshes.is_explicit(sharding) else None
     return PlainTensorMeta(index, tuple(inner.shape), inner.dtype, bool(getattr(inner, "weak_type", False)), shown)
 
 
 def _cotangents(program: Joint, jaxpr: Any) -> list[Any]:
-    """The inputs that are cotangents."""
+    """Return the inputs that are cotangents."""
     return [v for v, role in zip(jaxpr.invars, program.roles.inputs, strict=True) if role is Role.COTANGENT]
 
 
@@ -109,9 +109,9 @@ class _Uses:
                 continue
             written[i >= boundary].update(refs.written(eqn))
             read_references.update(refs.read(eqn, live.read))
-            tokens[i >= boundary].extend(jaxprs.effect_names(eqn, ordered=True))
-            effects.update(jaxprs.effect_names(eqn))
-        arrays = {v for v in jaxpr.invars if v in live.read and not jaxprs.is_reference(v.aval)}
+            tokens[i >= boundary].extend(side_effects.effect_names(eqn, ordered=True))
+            effects.update(side_effects.effect_names(eqn))
+        arrays = {v for v in jaxpr.invars if v in live.read and not abstract.is_reference(v.aval)}
         alive = (eqn for i, eqn in eqns if i in live.places)
         drawn = frozenset(v for eqn in alive for v in _drawn(eqn)) if any(map(_may_be_key, arrays)) else frozenset()
         return cls(
@@ -125,7 +125,7 @@ class _Uses:
         )
 
     def of_input(self, known: InputAliasInfo, var: Any) -> InputAliasInfo:
-        """The record of an input, with what the program does to it."""
+        """Return the record of an input, with the effects of the program on it."""
         return replace(
             known,
             is_read=var in self.read,
@@ -136,18 +136,18 @@ class _Uses:
 
 
 def _constant(i: int, var: Any) -> InputAliasInfo:
-    return InputAliasInfo(f"constant {i}", False, False, is_reference=jaxprs.is_reference(var.aval))
+    return InputAliasInfo(f"constant {i}", False, False, is_reference=abstract.is_reference(var.aval))
 
 
 def _may_be_key(var: Any) -> bool:
     """Whether a variable may be a random key: one of JAX's key types, or raw words."""
-    return not jaxprs.is_plain(var.aval) or var.aval.dtype == np.uint32
+    return not abstract.is_plain(var.aval) or var.aval.dtype == np.uint32
 
 
 def _drawn(eqn: Any) -> Iterator[Any]:
-    """The operands from which an equation draws random numbers, including in bodies of loops and branches."""
+    """Yield the operands from which an equation draws random numbers, including in bodies of loops and branches."""
     if eqn.primitive.name in DRAWING:
-        yield from (v for v in eqn.invars[:1] if not isinstance(v, jaxprs.Literal))
+        yield from jaxprs.variables(eqn.invars[:1])
         return
     for body in jaxprs.inner_jaxprs(eqn):
         inner = {v for e in body.eqns for v in _drawn(e)}
@@ -163,10 +163,10 @@ def _drawn(eqn: Any) -> Iterator[Any]:
 def _output_infos(
     program: Joint, jaxpr: Any, returnable: Mapping[Any, int], read: Collection[Any]
 ) -> Iterator[OutputAliasInfo]:
-    """One record for each output; it shares `returnable` inputs alone. `read` are the inputs that are read."""
+    """Yield one record for each output; it shares `returnable` inputs alone. `read` are the inputs that are read."""
     results = program.results
     outputs = jaxpr.outvars[: results.num_returned]
-    chains = _Chains.of(jaxpr.eqns[: program.roles.forward_ops], outputs, dict(results.repeated))
+    chains = _OutputViews.of(jaxpr.eqns[: program.roles.forward_ops], outputs, dict(results.repeated))
     handed_back = alias.handed_back(returnable, outputs, results.repeated)
     carrying = _carrying(program, jaxpr, read)
     for i, path in enumerate(results.paths[: results.num_returned]):
@@ -187,19 +187,19 @@ def _output_infos(
 
 
 def _carrying(program: Joint, jaxpr: Any, read: Collection[Any]) -> set[int]:
-    """Positions of the outputs whose cotangents reach a gradient, or a reference that the backward writes."""
-    targets = {v for v in jaxpr.outvars[len(program.results.avals) :] if not isinstance(v, jaxprs.Literal)}
+    """Return the positions of outputs whose cotangents reach a gradient, or a reference that the backward writes."""
+    targets = set(jaxprs.variables(jaxpr.outvars[len(program.results.avals) :]))
     carrying = (i for i, on in enumerate(program.carries) if on)
     cotangents = [(i, v) for i, v in zip(carrying, _cotangents(program, jaxpr), strict=True) if v in read]
     backward = jaxpr.eqns[program.roles.forward_ops :]
     if not any(eqn.primitive.name in _HOLDS for eqn in backward):
         return {i for i, _ in cotangents}
-    targets |= {v for v in jaxpr.invars if jaxprs.is_reference(v.aval)}
+    targets |= {v for v in jaxpr.invars if abstract.is_reference(v.aval)}
     return {i for i, v in cotangents if not targets.isdisjoint(depending(backward, [v]))}
 
 
 def depending(eqns: Sequence[Any], starts: Collection[Any]) -> set[Any]:
-    """The variables in `starts` and all that depend on them; bodies of loops and branches are read."""
+    """Return the variables in `starts` and all that depend on them; bodies of loops and branches are read."""
     reached = set(starts)
     for eqn in eqns:
         places = [i for i, v in enumerate(eqn.invars) if not isinstance(v, jaxprs.Literal) and v in reached]
@@ -210,16 +210,16 @@ def depending(eqns: Sequence[Any], starts: Collection[Any]) -> set[Any]:
 
 
 def _through(eqn: Any, places: Sequence[int]) -> Iterator[int]:
-    """Positions of the results of an equation that depend on the operands at `places`."""
+    """Return the positions of the results of an equation that depend on the operands at `places`."""
     count = len(eqn.outvars)
-    if eqn.primitive.name == "cond" and 0 not in places:
+    if eqn.primitive.name == COND and 0 not in places:
         branches = [_body_results(body, [i - 1 for i in places]) for body in jaxprs.inner_jaxprs(eqn)]
         return iter(set().union(*branches))
-    if eqn.primitive.name != "scan":
+    if eqn.primitive.name != SCAN:
         return iter(range(count))
     layout = jaxprs.scan_layout(eqn)
     reached, results, before = set(places), set[int](), -1
-    while len(reached) > before:  # until the carry passes on nothing more
+    while len(reached) > before:  # until the carry reaches no other value
         before = len(reached)
         results = _body_results(layout.body, reached)
         reached |= {layout.num_consts + i for i in results if i < layout.num_carry}
@@ -232,8 +232,8 @@ def _body_results(body: Any, places: Collection[int]) -> set[int]:
 
 
 @dataclass(frozen=True)
-class _Chains:
-    """For each output, the value that it is a view of (its root), and the steps from there.
+class _OutputViews:
+    """The view of each output: the value that it is a view of (its root), and the steps from there.
 
     Attributes:
         of_outputs: root and steps of each output; a literal has none.
@@ -244,15 +244,15 @@ class _Chains:
     shared: list[Any]
 
     @classmethod
-    def of(cls, eqns: Sequence[Any], outputs: Sequence[Any], repeated: Collection[int]) -> _Chains:
-        """Follow each output back through the equations that only move elements; `repeated` count once."""
+    def of(cls, eqns: Sequence[Any], outputs: Sequence[Any], repeated: Collection[int]) -> _OutputViews:
+        """Follow each output back through the equations that only move elements; values in `repeated` count once."""
         makers = {v: eqn for eqn in eqns if eqn.primitive.name in VIEWS for v in eqn.outvars}
         chains = [(None, ()) if isinstance(v, jaxprs.Literal) else _chain(v, makers) for v in outputs]
         counts = Counter(root for i, (root, _) in enumerate(chains) if root is not None and i not in repeated)
         return cls(chains, [root for root, count in counts.items() if count > 1])
 
     def base_of(self, i: int) -> int | None:
-        """The output that output `i` is a view of, or None; of several, the nearest to the root."""
+        """Return the output that output `i` is a view of, or None; of several, the nearest to the root."""
         root, views = self.of_outputs[i]
         bases = [
             (len(steps), j)
@@ -263,7 +263,7 @@ class _Chains:
 
 
 def _chain(var: Any, makers: dict[Any, Any]) -> tuple[Any, tuple[ViewMeta, ...]]:
-    """The value that a variable is a view of, and the steps from there."""
+    """Return the value that a variable is a view of, and the steps from there."""
     views: list[ViewMeta] = []
     while var in makers and not isinstance(makers[var].invars[0], jaxprs.Literal):
         eqn = makers[var]
@@ -273,7 +273,7 @@ def _chain(var: Any, makers: dict[Any, Any]) -> tuple[Any, tuple[ViewMeta, ...]]
 
 
 def _arguments(eqn: Any, var: Any) -> Iterator[tuple[str, Any]]:
-    """The arguments, without the array, of the operation that makes `var`; see `ViewMeta`."""
+    """Yield the arguments, without the array, of the operation that makes `var`; see `ViewMeta`."""
     if eqn.primitive.name == "dynamic_slice":
         starts = eqn.invars[1 : 1 + len(var.aval.shape)]
         yield "start_indices", tuple(int(v.val) if isinstance(v, jaxprs.Literal) else None for v in starts)

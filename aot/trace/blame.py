@@ -116,7 +116,7 @@ def _put_names(
 
 
 def unique_paths(bound: Bound) -> list[str]:
-    """The user's paths of each distinct array of a call: `args[0] (the same array as args[2])`."""
+    """Return the user's paths of each distinct array of a call: `args[0] (the same array as args[2])`."""
     paths: dict[int, list[str]] = {}
     for place, path in zip(bound.places, bound.paths(), strict=True):
         paths.setdefault(place, []).append(path)
@@ -125,7 +125,7 @@ def unique_paths(bound: Bound) -> list[str]:
 
 
 def _place(function: Any) -> str:
-    """The place of a function's definition, as ` at model.py:12`; empty if unknown."""
+    """Return the place of a function's definition, as ` at model.py:12`; empty if unknown."""
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None

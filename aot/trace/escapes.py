@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jointcut.partition.errors import TraceError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import runtime
 from jointcut.wrappers.arguments.tree import Bound
 
 _MOST_VISITED = 1_000
@@ -43,14 +43,14 @@ def refused(function: Callable[..., Any], name: str, bound: Bound) -> Iterator[N
 
 
 def _passed(bound: Bound) -> Iterator[tuple[str, Any]]:
-    """The arguments of a call that are not arrays, which the function receives uncopied."""
+    """Yield the arguments of a call that are not arrays, which the function receives uncopied."""
     yield from ((path, value) for path, _, value in bound.statics)
     if bound.has_fixed:
         yield from ((path, leaf.value) for path, leaf in bound.fixed_leaves)
 
 
 def _traced(function: Any, bound: Bound) -> list[tuple[str, Any]]:
-    """The traced values that a call of a function can reach, each once, with its path."""
+    """Return the traced values that a call of a function can reach, each once, with its path."""
     waiting = [(path, root, 0) for path, root in (*_passed(bound), *_roots(function))]
     seen: set[int] = set()
     tracers = []
@@ -59,7 +59,7 @@ def _traced(function: Any, bound: Bound) -> list[tuple[str, Any]]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if jaxprs.is_tracer(value):
+        if runtime.is_tracer(value):
             tracers.append((path, value))
         elif not isinstance(value, _CLOSED) and depth < _DEEPEST:
             waiting.extend((inner, part, depth + 1) for inner, part in _parts(path, value))
@@ -81,14 +81,14 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_class(owner: type) -> Iterator[tuple[str, Any]]:
-    """Attributes of a class and its bases that a function may have written: containers and traced values."""
+    """Yield attributes of a class and its bases that a function may have written: containers and traced values."""
     for base in reversed(owner.__mro__[:-1]):
         parts = ((name, part) for name, part in vars(base).items() if not name.startswith("__"))
-        yield from ((name, part) for name, part in parts if isinstance(part, _WRITTEN) or jaxprs.is_tracer(part))
+        yield from ((name, part) for name, part in parts if isinstance(part, _WRITTEN) or runtime.is_tracer(part))
 
 
 def _roots(function: Any) -> Iterator[tuple[str, Any]]:
-    """The objects that a function can reach, by the names it uses."""
+    """Yield the objects that a function can reach, by the names it uses."""
     if isinstance(function, functools.partial):
         yield from _roots(function.func)
         yield from ((f"argument {i} of the partial", x) for i, x in enumerate(function.args))
@@ -116,7 +116,7 @@ def _closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(function: types.FunctionType, code: types.CodeType) -> Iterator[tuple[str, Any]]:
-    """The globals that a function's code, and the functions inside it, read."""
+    """Yield the globals that a function's code, and the functions inside it, read."""
     known = function.__globals__
     yield from ((name, known[name]) for name in code.co_names if name in known)
     for constant in code.co_consts:

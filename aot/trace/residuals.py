@@ -8,15 +8,15 @@ from typing import Any
 
 import jax
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract
 
 
 @dataclass
 class Residuals:
     """The leaves of the pullback of `jax.vjp`: arrays become results of the forward, references do not.
 
-    A program cannot return a reference. For one among the inputs, `places` has its position (an integer); for one that
-    the function closes over, the reference itself; for an array, None.
+    A program cannot return a reference. `places` has an entry for each leaf: for a reference among the inputs its
+    position (an integer), for a reference that the function closes over the reference itself, and for an array None.
     """
 
     tree: Any = None
@@ -41,6 +41,6 @@ class Residuals:
 
 
 def _place(leaf: Any, inputs: Sequence[Any]) -> Any:
-    if not jaxprs.is_reference(jax.typeof(leaf)):
+    if not abstract.is_reference(jax.typeof(leaf)):
         return None
     return next((i for i, x in enumerate(inputs) if x is leaf), leaf)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from jax import export
 
 from jointcut.partition.errors import CallError, choices, message
 from jointcut.partition.program import sizes as symbolic
+from jointcut.wrappers.arguments.paths import Paths
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.metadata.convention import Slot
 
@@ -29,7 +31,7 @@ _CONSTRAINT = "Write them as jax.export does: 'b >= 2', 't <= 4*b', 'mod(t, 8) =
 
 
 def shapes(spec: Any, dtype: Any = None, *, like: Any = None) -> Any:
-    """Arguments with symbolic sizes: `jax.ShapeDtypeStruct`, as from `jax.export.symbolic_args_specs`.
+    """Return arguments with symbolic sizes: `jax.ShapeDtypeStruct`, as from `jax.export.symbolic_args_specs`.
 
     With `dtype`, the result is one array with the sizes in the text `spec`. With `like`, an array or a tree of arrays
     or types, the result is a tree of types with the sizes in `spec`. There `_` keeps the size of `like`, and `...` all
@@ -59,7 +61,7 @@ def _first_line(error: Exception) -> str:
 
 
 def concrete(leaf: Any, sizes: Mapping[str, int]) -> Any:
-    """A leaf with numbers for its symbolic sizes; any other leaf is returned unchanged.
+    """Return a leaf with numbers for its symbolic sizes; any other leaf is returned unchanged.
 
     >>> concrete(shapes("2*b, 128", "float32"), {"b": 8})
     ShapeDtypeStruct(shape=(16, 128), dtype=float32)
@@ -74,12 +76,16 @@ def _is_symbolic(leaf: Any) -> bool:
 
 
 def checked_sizes(bound: Bound, sizes: Mapping[str, int], constraints: Sequence[str] = ()) -> dict[str, int]:
-    """The sizes for which a plan is made: one for each name in the arguments' shapes.
+    """Return the sizes for which a plan is made: one for each name in the arguments' shapes.
 
     The constraints have been checked by `in_one_scope`. Raises `CallError` if a size is missing, unknown or not a
     positive integer, if a constraint does not hold, or if an argument would have a negative size.
     """
-    leaves = _symbolic_leaves(bound)
+    return sizes_for(_symbolic_leaves(bound), sizes, constraints)
+
+
+def sizes_for(leaves: Mapping[str, Any], sizes: Mapping[str, int], constraints: Sequence[str] = ()) -> dict[str, int]:
+    """Return the sizes as `checked_sizes` does, for the leaves with symbolic sizes by path; raises as it does."""
     first: dict[str, str] = {}
     for path, leaf in leaves.items():
         for name in symbolic.names(leaf.shape):
@@ -107,8 +113,13 @@ def checked_sizes(bound: Bound, sizes: Mapping[str, int], constraints: Sequence[
 
 
 def _symbolic_leaves(bound: Bound) -> dict[str, Any]:
-    """The leaves with symbolic sizes, by path."""
+    """Return the leaves with symbolic sizes, by path."""
     return {path: leaf for path, leaf in zip(bound.paths(), bound.leaves, strict=True) if _is_symbolic(leaf)}
+
+
+def symbolic_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves with symbolic sizes of a call that is not bound, by path."""
+    return dict(Paths(range(len(args))).nodes((args, kwargs), _is_symbolic))
 
 
 def _shown(path: str, leaf: Any) -> str:
@@ -151,14 +162,36 @@ def in_one_scope(bound: Bound, constraints: Sequence[str] = ()) -> Bound:
             cure = "Give them to that scope: jax.export.SymbolicScope(constraints)."
             raise CallError(message("constraints", "are given for sizes of a scope of your own.", cure))
         return bound
-    try:
+    with _accepted():
         scope = export.SymbolicScope(constraints)
         moved = [_moved(leaf, scope) if _is_symbolic(leaf) else leaf for leaf in bound.leaves]
-    except (ValueError, NotImplementedError, tokenize.TokenError) as error:
-        raise CallError(message("constraints", f"cannot be taken: {_first_line(error)}", _CONSTRAINT)) from error
     return replace(bound, leaves=tuple(moved))
 
 
+def allowing(leaves: Mapping[str, Any], constraints: Sequence[str]) -> Callable[[Mapping[str, int]], bool]:
+    """Return a function that says whether sizes are allowed: constraints hold, and no argument has a negative size.
+
+    Raises `CallError` if JAX does not accept a constraint.
+    """
+    with _accepted():
+        export.SymbolicScope(constraints)
+
+    def allowed(sizes: Mapping[str, int]) -> bool:
+        holds = all(_holds(constraint, sizes) for constraint in constraints)
+        return holds and all(min(symbolic.numbers(leaf.shape, sizes)) >= 0 for leaf in leaves.values())
+
+    return allowed
+
+
+@contextmanager
+def _accepted() -> Iterator[None]:
+    """Turn JAX's errors about constraints into a `CallError`."""
+    try:
+        yield
+    except (ValueError, NotImplementedError, tokenize.TokenError) as error:
+        raise CallError(message("constraints", f"cannot be taken: {_first_line(error)}", _CONSTRAINT)) from error
+
+
 def _moved(leaf: Any, scope: export.SymbolicScope) -> Any:
-    """The same type in another scope, by way of the text of its sizes."""
+    """Return the same type in another scope, by way of the text of its sizes."""
     return leaf.update(shape=export.symbolic_shape(", ".join(map(str, leaf.shape)), scope=scope))

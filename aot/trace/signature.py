@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from jointcut.aot.trace.data import Trace
 from jointcut.wrappers.arguments import objects
 from jointcut.wrappers.metadata.schemas import InputAliasInfo, MutationType
 from jointcut.wrappers.metadata.signatures import BackwardSignature, GraphSignature
 
-if TYPE_CHECKING:
-    from jointcut.aot.stages.traced import Traced
 
-
-def graph_signature(traced: Traced, num_constants: int | None = None) -> GraphSignature:
+def graph_signature(traced: Trace, num_constants: int | None = None) -> GraphSignature:
     """Name the inputs and outputs of the programs of a traced call.
 
     The first `num_constants` inputs are constants; the default is the number of the joint program.
@@ -56,8 +53,8 @@ def graph_signature(traced: Traced, num_constants: int | None = None) -> GraphSi
 _KINDS = ("parameter", "user_input", "buffer")
 
 
-def input_kinds(traced: Traced) -> list[str]:
-    """The kind of each leaf of the arguments: `parameter`, `buffer` or `user_input`."""
+def input_kinds(traced: Trace) -> list[str]:
+    """Return the kind of each leaf of the arguments: `parameter`, `buffer` or `user_input`."""
     spans = traced.bound.spans
     chosen = {i for place in traced.options.chosen if place < len(spans) for i in spans[place]}
 
@@ -77,7 +74,7 @@ def _first_path(named: Sequence[tuple[str, InputAliasInfo]]) -> dict[str, str]:
     return paths
 
 
-def _backward(traced: Traced, kinds: Sequence[str]) -> BackwardSignature:
+def _backward(traced: Trace, kinds: Sequence[str]) -> BackwardSignature:
     infos = traced.metadata.input_info
     chosen = {i for i, kind in enumerate(kinds) if kind == "parameter"}
     word = "updated" if traced.program.is_updated else "gradient"
@@ -93,7 +90,7 @@ def _backward(traced: Traced, kinds: Sequence[str]) -> BackwardSignature:
 
 
 def _parts(gradients: Mapping[str, int]) -> dict[str, str]:
-    """The kind, `rows` or `places`, of each gradient that is one of a table's two arrays."""
+    """Return the kind, `rows` or `places`, of each gradient that is one of a table's two arrays."""
     parts: dict[str, str] = {}
     pairs = list(gradients.items())
     for (name, leaf), (following, other) in itertools.pairwise(pairs):

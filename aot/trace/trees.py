@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import treedef_tuple
 
-from jointcut.aot.choices.options import Options
-from jointcut.aot.trace.joint import Joint, Results
+from jointcut.aot.options.options import Options
+from jointcut.aot.trace.joint import Joint
+from jointcut.aot.trace.primal import Results
 from jointcut.partition.errors import TraceError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in.guards import fitting
 from jointcut.wrappers.built_in.zeros import filled
@@ -41,7 +42,7 @@ class Call:
         is_train: whether there is a backward.
         entering: flat positions of the arguments that are passed to a program, in its order.
         order: the program output for each leaf of the result; None if they are in the same order.
-        is_sized: whether the sizes of arguments and results differ between calls and are not those stated here.
+        is_sized: whether the sizes of arguments and results differ between calls, and differ from these.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Call:
 
     @classmethod
     def of(cls, name: str, options: Options, bound: Bound, program: Joint, wanted: tuple[int, ...]) -> Call:
-        """The calls of a traced signature."""
+        """Return the calls of a traced signature."""
         return cls(name, options, bound, program.results, wanted, program.sparse, program.is_train, bound.entering)
 
     @property
@@ -74,16 +75,16 @@ class Call:
     # ------------------------------------------------------------------------------------------- outputs
 
     def given_back(self, outputs: Sequence[Any], bound: Bound) -> tuple[Any, Any]:
-        """The function's output and its aux (None without `has_aux`) in the caller's trees.
+        """Return the function's output and its aux (None without `has_aux`) in the caller's trees.
 
-        Objects in the call `bound` that the function wrote to get their new values.
+        If the function wrote to objects in the call `bound`, they get their new values.
         """
         if self.order is not None:
             outputs = [outputs[i] for i in self.order]
         return self.results.given_back(outputs, bound)
 
     def result(self, outputs: Sequence[Any], bound: Bound) -> Any:
-        """The function's result, `(output, aux)` with `has_aux`."""
+        """Return the function's result, `(output, aux)` with `has_aux`."""
         main, aux = self.given_back(outputs, bound)
         return (main, aux) if self.options.has_aux else main
 
@@ -92,7 +93,7 @@ class Call:
     def gradients(
         self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool = False
     ) -> tuple[Any, ...]:
-        """One tree per position; a leaf that carries no derivative gets a `float0` zero.
+        """Return one tree per position; a leaf that carries no derivative gets a `float0` zero.
 
         With `keep_structure`, index leaves of sparse arrays are returned unchanged, as in
         `jax.experimental.sparse.grad`; `jax.vjp` returns zeros for them.
@@ -106,7 +107,7 @@ class Call:
         return self._in_parts(flat, [place % len(bound.spans) for place in positions], bound, keep_structure)
 
     def _whole_trees(self, positions: Sequence[int], bound: Bound) -> list[tuple[Any, slice]] | None:
-        """The tree of each argument and its slice of the flat gradients; None unless every leaf has a gradient."""
+        """Return each argument's tree and its slice of the flat gradients; None unless every leaf has a gradient."""
         places = [place % len(bound.spans) for place in positions]
         spans, trees = [bound.spans[place] for place in places], bound.tree.children()[0].children()
         trees = dict(zip(bound.dynamic, trees, strict=True))
@@ -153,14 +154,14 @@ class Call:
         return trees[0] if isinstance(self.options.argnums, int) else treedef_tuple(trees)
 
     def in_argnums(self, gradients: Sequence[Any], bound: Bound, keep_structure: bool = False) -> Any:
-        """The gradients of the arguments in `argnums`: one tree, or a tuple of them, as in `jax.grad`."""
+        """Return the gradients of the arguments in `argnums`: one tree, or a tuple of them, as in `jax.grad`."""
         trees = self.gradients(gradients, self.options.chosen, bound, keep_structure)
         return trees[0] if isinstance(self.options.argnums, int) else trees
 
     # ---------------------------------------------------------------------------------------- cotangents
 
     def cotangents(self, cotangent: Any) -> list[Any | None]:
-        """The flat cotangents for the backward; None for one that is zero by its type (`float0`, `SymbolicZero`).
+        """Return the flat cotangents for the backward; None for one of a type for zeros (`float0`, `SymbolicZero`).
 
         They are in the order of the program's outputs. Raises `CallError` if the cotangent does not fit the output.
         """
@@ -182,10 +183,10 @@ class Call:
         return [aval for _, aval in pairs if is_inexact(aval.dtype)]
 
     def filled(self, cotangents: Sequence[Any | None]) -> list[Any]:
-        """The flat cotangents with arrays of zeros for None."""
+        """Return the flat cotangents with arrays of zeros for None."""
         if all(ct is not None for ct in cotangents):
             return list(cotangents)
-        return filled(cotangents, map(jaxprs.cotangent_aval, self.cotangent_avals))
+        return filled(cotangents, map(abstract.cotangent_aval, self.cotangent_avals))
 
     @cached_property
     def is_scalar(self) -> bool:
@@ -195,7 +196,7 @@ class Call:
         return bare and main[0].shape == () and is_real(main[0].dtype)
 
     def ones(self) -> list[Any]:
-        """The cotangent 1 of a scalar output, none for inference; raises `TraceError` if the output is not a scalar."""
+        """Return the cotangent 1 of a scalar output, none for inference; raises `TraceError` for another output."""
         main = self.results.main
         if not self.is_scalar:
             shown = ", ".join(a.str_short() for a in main) or "nothing"
@@ -203,16 +204,16 @@ class Call:
                 "Reduce it to one real number (jnp.mean, jnp.sum), return extras as aux with has_aux=True, or use vjp."
             )
             raise TraceError(message(self.name, f"returned {shown}: value_and_grad needs a real scalar.", cure))
-        return [jaxprs.full(jaxprs.cotangent_aval(main[0]), 1)] if self.is_train else []
+        return [abstract.full(abstract.cotangent_aval(main[0]), 1)] if self.is_train else []
 
 
 def dense(rows: Any, places: Any, shape: Sequence[int]) -> Any:
-    """A table's gradient as an array of shape `shape`: the rows added at their places."""
+    """Return a table's gradient as an array of shape `shape`: the rows added at their places."""
     return jnp.zeros(shape, rows.dtype).at[tuple(jnp.asarray(places).T)].add(rows)
 
 
 def _of_rows(rows: Any, places: Any, i: int, bound: Bound) -> Any:
-    """The gradient of a table as a sparse array of the rows that were read."""
+    """Return the gradient of a table as a sparse array of the rows that were read."""
     kind = importlib.import_module("jax.experimental.sparse").BCOO
     return kind((rows, places), shape=slot("", bound.leaves[i]).shape)
 

@@ -1,8 +1,8 @@
-"""Tell what of an update needs which gradients.
+"""Find the gradients that each value of an update needs.
 
-A value of an update needs no gradient, or one, or joins several. What joins is refused where one sweep is made. Where
-two are made, small values of single gradients, such as their squared norms, may be joined after the first sweep, and
-what reads both a gradient and a joined value is computed in the second.
+A value of an update needs no gradient, or one, or joins several. With one sweep, a value that joins several is refused.
+With two, small values of single gradients, such as their squared norms, may be joined after the first sweep. Values
+that read both a gradient and a joined value are computed in the second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jointcut.partition.errors import TraceError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.program.places import line_of
 
 #: The most elements that a value of one gradient may have to be kept from the first sweep on.
@@ -22,10 +22,10 @@ MOST_KEPT = 16
 
 @dataclass
 class Joins:
-    """What the values of an update need.
+    """The gradients that the values of an update need.
 
     Attributes:
-        owners: the parameter whose gradient a value needs, for values that need one.
+        owners: for each value that needs one gradient, the parameter of that gradient.
         late: the values that also need joined ones.
         joined: the values that are known after the first sweep.
         kept: the values of single gradients that joined ones are made of, with their owners.
@@ -38,7 +38,7 @@ class Joins:
 
     @classmethod
     def of(cls, jaxpr: Any, count: int, paths: Sequence[str], sweeps: int) -> Joins:
-        """What the equations of an update need; its first `count` inputs are the gradients.
+        """Find the gradients that the equations of an update need; its first `count` inputs are the gradients.
 
         Raises `TraceError`, with the equation, if it joins gradients and there is one sweep, or joins whole gradients.
         """
@@ -48,7 +48,7 @@ class Joins:
         return joins
 
     def _add(self, eqn: Any, paths: Sequence[str], sweeps: int) -> None:
-        read = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, jaxprs.Literal)))
+        read = list[Any](dict.fromkeys(jaxprs.variables(eqn.invars)))
         owned = [v for v in read if v in self.owners]
         owners = sorted({self.owners[v] for v in owned})
         meets = any(v in self.joined for v in read)

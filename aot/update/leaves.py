@@ -15,14 +15,14 @@ import jax
 from jointcut.aot.trace.analyse import depending
 from jointcut.aot.update.slices import Row, Slice, is_sliceable, summed
 from jointcut.aot.update.updates import Stretch
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
+from jointcut.partition.program.jax import jaxprs, meshes, runtime
 from jointcut.partition.program.primitives import ELEMENTWISE
 from jointcut.partition.rewrite import simplify
 
 
 class Written(NamedTuple):
-    """A result of an update that a scan writes: its place, the variable of the old array, and how a slice is made."""
+    """A result of an update that a scan writes: its place, the variable of the old array, and a slice's program."""
 
     place: int
     old: Any
@@ -39,10 +39,10 @@ class Leaf:
         arrays: the values of variables of the update.
         before: the equations that need no slice.
         rest: the results that need no slice, by place.
-        groups: what is written, in order. What is written in one group is not read in a later one.
-        sums: variables of sums and the like over each slice, and how one is made.
+        groups: the written results, in order. A later group reads no array that an earlier group has written.
+        sums: variables of sums and the like over each slice, and the program for each.
         after: the equations that join these sums.
-        ends: the results that these make, by place.
+        ends: the results of these equations, by place.
     """
 
     place: int
@@ -59,10 +59,10 @@ class Leaf:
     def of(
         cls, stack: Any, gradient: Any, eqns: Sequence[Any], place: int, given: _Given, is_last: bool
     ) -> Leaf | None:
-        """The update of the parameter at a place, whose gradient some equations make of a stack.
+        """Return the update of the parameter at a place, whose gradient some equations make of a stack.
 
-        In the last sweep results are written slice by slice, before it they are joined of sums over slices. Returns
-        None if a slice of a result needs more than one of the stack.
+        In the last sweep results are written slice by slice. Before it they are joined from sums over slices. Returns
+        None if a slice of a result needs more than one slice of the stack.
         """
         stretch, arrays = given
         program, _ = jaxprs.opened(stretch.program)
@@ -82,7 +82,7 @@ class Leaf:
         return leaf._summing(eqns, ends, late)
 
     def _writing(self, eqns: Sequence[Any], ends: dict[int, Any], given: dict[int, tuple[Any, Any]]) -> Leaf | None:
-        """The same, which writes results into the old arrays; `given` are these, with their variables if known."""
+        """Return the update that writes results into old arrays, which are `given` with their variables if known."""
         olds = {o: v or jaxprs.fresh(jax.typeof(old)) for o, (v, old) in given.items()}
         if not all(_is_alike(olds[o].aval, v.aval) and _length(v) == _length(self.stack) for o, v in ends.items()):
             return None
@@ -95,7 +95,7 @@ class Leaf:
         return replace(self, arrays=arrays, groups=_ordered(written))
 
     def _summing(self, eqns: Sequence[Any], ends: dict[int, Any], late: set[Any]) -> Leaf | None:
-        """The same, which joins results of sums over slices."""
+        """Return the update that joins results from sums over slices."""
         joined, sums, after = set[Any](), list[tuple[Any, Slice]](), list[Any]()
         for eqn in eqns:
             moving = {v for v in eqn.invars if _is_in(v, late)}
@@ -118,41 +118,33 @@ class Leaf:
 
     @property
     def slices(self) -> list[Slice]:
-        """All that is made of slices."""
+        """The programs for slices."""
         return [*(w.new for w in self.written), *(made for _, made in self.sums)]
 
     @property
     def read(self) -> list[Any]:
-        """What slices need besides the gradient and what is written."""
+        """The variables that slices need, without the gradient and the written arrays."""
         changing = {self.stack, *(w.old for w in self.written)}
         return list(dict.fromkeys(v for s in self.slices for v in (*s.sliced, *s.whole) if v not in changing))
 
     @property
     def written(self) -> list[Written]:
-        """All that is written, in order."""
+        """Return all written results, in order."""
         return [w for group in self.groups for w in group]
 
-    @property
-    def outside(self) -> list[Any]:
-        """The variables of the backward that it reads."""
-        eqns = [*self.before, *self.after]
-        live = simplify.live(eqns, [*self.read, *self.rest.values(), *self.ends.values()])
-        made = {v for i in live.places for v in eqns[i].outvars} | {v for v, _ in self.sums}
-        return [v for v in live.read if v not in made and v not in self.arrays]
-
     def values(self, env: dict[Any, Any]) -> tuple[dict[Any, Any], dict[int, Any]]:
-        """The arrays that are read, by variable, and the results that need no slice, by place.
+        """Return the arrays that are read, by variable, and the results that need no slice, by place.
 
-        `env` has the values of what is read `outside`.
+        `env` has the values of the backward's variables.
         """
         read = self.read
-        results = _evaluated(self.before, [*read, *self.rest.values()], env | self.arrays)
+        results = evaluated(self.before, [*read, *self.rest.values()], env | self.arrays)
         known = self.arrays | dict(zip(read, results[: len(read)], strict=True))
         return known, dict(zip(self.rest, results[len(read) :], strict=True))
 
     def joined(self, env: dict[Any, Any]) -> dict[int, Any]:
-        """The results that are joined, by place; `env` also has the values of the sums over slices."""
-        results = _evaluated([*self.before, *self.after], [*self.ends.values()], env | self.arrays)
+        """Return the results that are joined, by place; `env` also has the values of the sums over slices."""
+        results = evaluated([*self.before, *self.after], [*self.ends.values()], env | self.arrays)
         return dict(zip(self.ends, results, strict=True))
 
 
@@ -160,13 +152,13 @@ class Leaf:
 _Given = tuple[Stretch, Sequence[Any]]
 
 
-def _evaluated(eqns: Sequence[Any], wanted: Sequence[Any], env: Mapping[Any, Any]) -> list[Any]:
-    """The values of some atoms, which equations make of those of others."""
+def evaluated(eqns: Sequence[Any], wanted: Sequence[Any], env: Mapping[Any, Any]) -> list[Any]:
+    """Evaluate equations, and return the values of the atoms `wanted`; `env` has the values of other variables."""
     live = simplify.live(eqns, wanted)
     kept = [eqn for i, eqn in enumerate(eqns) if i in live.places]
     made = {v for eqn in kept for v in eqn.outvars}
     given = [v for v in live.read if v not in made]
-    return jaxprs.evaluate(jaxprs.build(given, wanted, kept), *(env[v] for v in given))
+    return runtime.evaluate(jaxprs.build(given, wanted, kept), *(env[v] for v in given))
 
 
 def _is_in(v: Any, late: set[Any]) -> bool:
@@ -181,11 +173,11 @@ def _is_alike(old: Any, new: Any) -> bool:
     """Whether slices of one array may be written into another."""
     if not (is_sliceable(old) and is_sliceable(new)):
         return False
-    return (old.shape, old.dtype, jaxprs.varying(old)) == (new.shape, new.dtype, jaxprs.varying(new))
+    return (old.shape, old.dtype, meshes.varying(old)) == (new.shape, new.dtype, meshes.varying(new))
 
 
 def _ordered(written: Sequence[Written]) -> list[list[Written]]:
-    """Groups in which nothing reads what an earlier one has written."""
+    """Return the results in groups; no group reads an array that an earlier one has written."""
     left, groups = list(written), list[list[Written]]()
     while left:
         free = (w for w in left if not any(w.old in other.new.sliced for other in left if other is not w))
@@ -203,8 +195,8 @@ class Scans:
     """The parameters that scans of a backward update.
 
     Attributes:
-        leaves: for the number of each such scan, what it updates.
-        done: the equations that it runs instead, by number.
+        leaves: the updates of each such scan, by its number.
+        done: the equations that each scan runs instead of the backward, by its number.
     """
 
     leaves: dict[int, list[Leaf]]
@@ -212,7 +204,7 @@ class Scans:
 
     @classmethod
     def of(cls, jaxpr: Any, ends: Mapping[Any, Sequence[int]], known: Mapping[Any, Any], filling: Any) -> Scans:
-        """Find them. `ends` are for gradients the places of their parameters.
+        """Find them. `ends` are the places of the parameters, by gradient.
 
         `known` are the values of inputs, and `filling` is the sweep of the update (`step.Filling`).
         """
@@ -248,9 +240,9 @@ class Scans:
 
 
 def _needed(eqns: Sequence[Any], gradient: Any, stack: Any, n: int) -> list[int] | None:
-    """The equations that make a gradient of a stack, without those that are as well left where they are.
+    """Return the equations that make a gradient of a stack, without those that may as well stay where they are.
 
-    Of the equations before the scan `n` these are all that do not treat each slice alone. Returns None if another
+    Before the scan `n`, the equations that do not treat each slice alone stay where they are. Returns None if another
     result of the scan is needed, or another equation behind it that takes long.
     """
     makers = {v: m for m, eqn in enumerate(eqns) for v in eqn.outvars}
@@ -263,16 +255,16 @@ def _needed(eqns: Sequence[Any], gradient: Any, stack: Any, n: int) -> list[int]
         if m == n or not (eqns[m].primitive.name in ELEMENTWISE or Row.of(eqns[m])):
             return None
         chosen.add(m)
-        left += [u for u in eqns[m].invars if not isinstance(u, jaxprs.Literal)]
+        left += jaxprs.variables(eqns[m].invars)
     return sorted(chosen)
 
 
 def _only_for(eqns: Sequence[Any], chosen: Sequence[int], done: set[int], ends: set[Any]) -> set[int]:
-    """Those of the chosen equations that nothing else needs."""
+    """Return the chosen equations that nothing else needs."""
     more = set[int]()
     for m in reversed(chosen):
         rest = (eqn for k, eqn in enumerate(eqns) if k not in done and k not in more)
-        read = {v for eqn in rest for v in eqn.invars if not isinstance(v, jaxprs.Literal)}
+        read = {v for eqn in rest for v in jaxprs.variables(eqn.invars)}
         if read.isdisjoint(eqns[m].outvars) and ends.isdisjoint(eqns[m].outvars):
             more.add(m)
     return more
@@ -283,4 +275,4 @@ def _is_read_later(eqns: Sequence[Any], n: int, variables: set[Any], done: set[i
     layout = jaxprs.scan_layout(eqns[n])
     atoms = list(eqns[n].invars[: layout.num_consts + layout.num_carry])
     atoms += [v for m in range(n + 1, len(eqns)) if m not in done for v in eqns[m].invars]
-    return any(not isinstance(v, jaxprs.Literal) and v in variables for v in atoms)
+    return not variables.isdisjoint(jaxprs.variables(atoms))

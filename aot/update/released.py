@@ -1,31 +1,34 @@
 """Make an update a part of a joint program.
 
-Its results then are the outputs, and new parameters and state where the gradients were. So a plan, its peak and a
-budget know when each gradient dies, and that new parameters take the memory of the old ones.
+Its results are then the outputs, with new parameters and state instead of the gradients. So a plan, its peak and a
+budget know when each gradient dies, and that new parameters take the memory of the old ones. The roles name the
+equations with which each parameter is updated. The schedule lets the rest of the backward wait for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from jointcut.aot.trace.joint import Joint
-from jointcut.aot.update.step import BackwardPass, Filling, after, in_sweeps, refuse_twice
+from jointcut.aot.update.step import Noted, in_sweeps, refuse_twice, run
 from jointcut.aot.update.updates import Updates
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.roles import Role
+from jointcut.partition.program.jax import abstract, jaxprs
+from jointcut.partition.program.roles import Role, UpdateOps
 from jointcut.partition.rewrite import simplify
+from jointcut.partition.rewrite.hooks import called_early, stages_of
 
 
 def with_update(
     program: Joint, updates: Updates, params: Sequence[int], state: Sequence[int], kept: Collection[int] = ()
 ) -> Joint:
-    """The program `(constants, leaves, cotangents) -> (outputs, new parameters, new state)`.
+    """Return the program `(constants, leaves, cotangents) -> (outputs, new parameters, new state)`.
 
-    `params` and `state` are places among the leaves; there is a gradient for each parameter. Those that are `kept` are
+    `params` and `state` are places among the leaves; there is a gradient for each parameter. Leaves in `kept` are
     not replaced: somebody else holds them. Raises `TraceError` for two sweeps of a backward that calls back.
     """
     jaxpr, _ = jaxprs.opened(program.closed)
@@ -37,46 +40,76 @@ def with_update(
     if updates.num_kept and any(eqn.effects for eqn in eqns[ahead:]):
         refuse_twice("a hook of it")
     read = _read(eqns[ahead:], [*gradients, *replaced], cotangents)
-    inner, _ = jaxprs.opened(jaxprs.build([*read, *cotangents], gradients, eqns[ahead:]))
-    backward = BackwardPass(inner, len(read), range(len(gradients)))
-    made, consts = _traced(backward, updates, [read.index(v) for v in replaced], len(params))
-    late, results = simplify.renamed(made, dict(zip(made.invars, [*read, *cotangents], strict=True)))
-    whole_eqns, outvars, boundary = simplify.merged([*eqns[:ahead], *late], [*jaxpr.outvars[:count], *results], ahead)
-    names = (*roles.input_paths[:start], *(f"constant {start + i}" for i in range(len(consts))))
-    return replace(
-        program,
-        closed=jaxprs.build([*inputs[:start], *made.constvars, *inputs[start:]], outvars, whole_eqns),
-        consts=(*program.consts, *consts),
-        is_updated=True,
-        roles=replace(
-            roles,
-            inputs=(Role.PRIMAL,) * len(consts) + roles.inputs,
-            outputs=(Role.OUTPUT,) * count + (Role.GRADIENT,) * len(results),
-            forward_ops=boundary,
-            input_paths=(*names, *roles.input_paths[start:]),
-            replaced=tuple(sorted({start + len(consts) + place for place in (*params, *state) if place not in kept})),
-        ),
+    back = called_early(stages_of(eqns[ahead:]), [*jaxprs.variables(gradients)])
+    inner, _ = jaxprs.opened(jaxprs.build([*read, *cotangents], gradients, back))
+    traced = _UpdatedBackward.of(inner, updates, [read.index(v) for v in replaced], len(read))
+    whole, results, boundary = traced.joined(eqns[:ahead], jaxpr.outvars[:count], [*read, *cotangents])
+    end, more = count + updates.count, len(traced.consts)
+    names = (*roles.input_paths[:start], *(f"constant {start + i}" for i in range(more)))
+    closed = jaxprs.build([*inputs[:start], *traced.jaxpr.constvars, *inputs[start:]], results[:end], whole)
+    roles = replace(
+        roles,
+        inputs=(Role.PRIMAL,) * more + roles.inputs,
+        outputs=(Role.OUTPUT,) * count + (Role.GRADIENT,) * updates.count,
+        forward_ops=boundary,
+        input_paths=(*names, *roles.input_paths[start:]),
+        replaced=tuple(sorted({start + more + place for place in (*params, *state) if place not in kept})),
+        updates=tuple(traced.ops(whole, results[end:], [start + more + place for place in params])),
     )
+    return replace(program, closed=closed, consts=(*program.consts, *traced.consts), is_updated=True, roles=roles)
 
 
-def _traced(backward: BackwardPass, updates: Updates, replaced: Sequence[int], count: int) -> tuple[Any, Sequence[Any]]:
-    """The backward with its update as a jaxpr, and its constants; `replaced` are places among what it reads."""
+@dataclass(frozen=True)
+class _UpdatedBackward:
+    """A backward with its update: `(inputs, cotangents, cotangents of a second sweep) -> results`.
 
-    def whole(known: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        arrays = [known[i] for i in replaced]
+    The results are new parameters and state; then, for each update that ran, its results again.
+    """
 
-        def sweep(filling: Filling, before: Sequence[Any]) -> None:
-            backward(filling, known, after(cts, before))
+    jaxpr: Any
+    consts: Sequence[Any]
+    noted: Sequence[Noted]
 
-        return in_sweeps(updates, arrays[:count], arrays[count:], sweep)
+    @classmethod
+    def of(cls, inner: Any, updates: Updates, replaced: Sequence[int], count: int) -> _UpdatedBackward:
+        """Trace a backward of `count` inputs and the cotangents; `replaced` are the places of parameters and state."""
+        num_params, noted = len(updates.parts), list[Noted]()
 
-    structs = [jaxprs.struct(v.aval) for v in backward.jaxpr.invars]
-    traced = jax.make_jaxpr(whole)(structs[: backward.count], structs[backward.count :])
-    return jaxprs.opened(simplify.inlined(traced))
+        def whole(known: Sequence[Any], *cts: Sequence[Any]) -> list[Any]:
+            arrays = [known[i] for i in replaced]
+            params, state = arrays[:num_params], arrays[num_params:]
+            results, noted[:] = in_sweeps(
+                updates, params, state, lambda to: run(inner, to, (*known, *cts[to.sweep - 1]))
+            )
+            return [*results, *(x for update in noted for x in update.made)]
+
+        structs = [abstract.struct(v.aval) for v in inner.invars]
+        traced = jax.make_jaxpr(whole)(structs[:count], structs[count:], structs[count:])
+        return cls(*jaxprs.opened(simplify.inlined(traced)), noted)
+
+    def joined(self, ahead: Sequence[Any], ends: Sequence[Any], read: Sequence[Any]) -> tuple[Any, Any, int]:
+        """Append it to the equations `ahead`, whose results are `ends`; it reads the variables `read`.
+
+        Returns the equations and results, and the number of equations ahead. Equations that compute the same are
+        merged. A second sweep has its own cotangents until then, so that none of it is merged with the first.
+        """
+        late, results = simplify.renamed(self.jaxpr, dict(zip(self.jaxpr.invars, read, strict=False)))
+        eqns, outvars, boundary = simplify.merged([*ahead, *late], [*ends, *results], len(ahead))
+        again = self.jaxpr.invars[len(read) :]
+        whole, _ = jaxprs.opened(jaxprs.build(again, outvars, eqns))
+        return *simplify.renamed(whole, dict(zip(again, read[len(read) - len(again) :], strict=True))), boundary
+
+    def ops(self, eqns: Sequence[Any], made: Sequence[Any], params: Sequence[int]) -> Iterator[UpdateOps]:
+        """Return the equations that make the results of each update, which are the variables `made`."""
+        makers, left = {v: n for n, eqn in enumerate(eqns) for v in eqn.outvars}, iter(made)
+        for update in self.noted:
+            results = jaxprs.variables(itertools.islice(left, len(update.made)))
+            places = {makers[v] for v in results if v in makers}
+            yield UpdateOps(params[update.place], tuple(sorted(places)), update.sweep)
 
 
 def _read(eqns: Sequence[Any], ends: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """The variables that equations and results read from outside of them, without the cotangents."""
+    """Return the variables that equations and results read from outside of them, without the cotangents."""
     atoms = (*(v for eqn in eqns for v in eqn.invars), *ends)
     inner = {*cotangents, *(v for eqn in eqns for v in eqn.outvars)}
-    return list(dict.fromkeys(v for v in atoms if not isinstance(v, jaxprs.Literal) and v not in inner))
+    return list(dict.fromkeys(v for v in jaxprs.variables(atoms) if v not in inner))

@@ -11,20 +11,20 @@ import jax
 
 from jointcut.aot.update.joins import Joins
 from jointcut.partition.errors import TraceError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, runtime
 from jointcut.partition.rewrite import simplify
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of an update: a program, what it reads, and the places of its results.
+    """A part of an update: a program, its inputs, and the places of its results.
 
     Attributes:
         program: a jaxpr without constants.
-        given: for each of its inputs the place among the inputs of the update and what is known besides, or None.
+        given: for each of its inputs the place among the inputs of the update and further known values, or None.
         consts: for each of its inputs the constant that it is, or None.
         places: the places of its results.
-        olds: for each output of the update the place among its inputs of what it replaces.
+        olds: for each output of the update the place of the input that it replaces.
     """
 
     program: Any
@@ -34,12 +34,12 @@ class Stretch:
     olds: Sequence[int]
 
     def values(self, arrays: Sequence[Any]) -> list[Any]:
-        """What the program reads, of these arrays."""
+        """Return the inputs of the program, from these arrays."""
         return [const if i is None else arrays[i] for i, const in zip(self.given, self.consts, strict=True)]
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        """The results for the inputs of the update and what is known besides."""
-        return jaxprs.evaluate(self.program, *self.values(arrays))
+        """Return the results for the inputs of the update and further known values."""
+        return runtime.evaluate(self.program, *self.values(arrays))
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Updates:
     """An update `(gradients, state, params) -> (params, state)`, flat, in parts that need one gradient each.
 
     Attributes:
-        parts: for each parameter, what computes its outputs, from the inputs and the joined values.
-        rest: what needs no gradient, such as a count of the steps.
-        first: for each parameter, what its gradient gives to joined values; the places are those among all such values.
+        parts: for each parameter, the program of its outputs, from the inputs and the joined values.
+        rest: the program of outputs that need no gradient, such as a count of the steps.
+        first: for each parameter, the program from its gradient to values for joining; its places are among these.
         join: from the inputs and these values to the joined ones.
         count: the number of outputs.
         num_kept: the number of values that the first sweep makes; with none there is one sweep.
@@ -81,7 +81,7 @@ class Updates:
             _refuse_others(after, (tree, state_tree))
             return jax.tree.leaves(after)
 
-        structs = [jaxprs.struct(jax.typeof(x)) for x in (*leaves, *states, *leaves)]
+        structs = [abstract.struct(jax.typeof(x)) for x in (*leaves, *states, *leaves)]
         jaxpr, consts = jaxprs.opened(simplify.inlined(jax.make_jaxpr(flat)(*structs)))
         olds = (*range(count + len(states), len(jaxpr.invars)), *range(count, count + len(states)))
         return cls._divided(_Traced(jaxpr, consts, olds), Joins.of(jaxpr, count, paths, sweeps), count)
@@ -101,14 +101,14 @@ class Updates:
 
 @dataclass(frozen=True)
 class _Traced:
-    """An update as a jaxpr; `olds` are the places among its inputs of what its outputs replace."""
+    """An update as a jaxpr; `olds` are for each output the place of the input that it replaces."""
 
     jaxpr: Any
     consts: Sequence[Any]
     olds: Sequence[int]
 
     def stretch(self, wanted: Sequence[Any], known: Sequence[Any], places: Sequence[int]) -> Stretch:
-        """What computes some variables from the inputs and the variables that are known."""
+        """Return the program of some variables, from the inputs and the variables that are known."""
         eqns = [eqn for eqn in self.jaxpr.eqns if not any(v in known for v in eqn.outvars)]
         consts = [v for v in self.jaxpr.constvars if v not in known]
         before = [*(v for v in self.jaxpr.invars if v not in known), *known]
@@ -121,14 +121,14 @@ class _Traced:
 
 
 def _owner(v: Any, place: int, joins: Joins, count: int) -> int | None:
-    """The parameter with whose gradient an output is computed; one without a gradient belongs to its parameter."""
+    """Return the parameter whose gradient an output needs; an output that needs none belongs to its parameter."""
     if isinstance(v, jaxprs.Literal) or v not in joins.owners:
         return place if place < count else None
     return joins.owners[v]
 
 
 def _step_of(update: Any) -> Callable[[Any, Any, Any], Any]:
-    """The update as one function; that of an Optax transformation adds what it returns."""
+    """Return the update as one function; for an Optax transformation it adds the transformation's result."""
     if not hasattr(update, "update"):
         what = f"is a {type(update).__name__}."
         if callable(update):
@@ -146,7 +146,7 @@ def _step_of(update: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 def _other_arguments(update: Callable[..., Any]) -> str | None:
-    """The arguments of a function that cannot be called with three of them; None if it can, or does not tell."""
+    """Return the arguments of a function that cannot be called with three; None if it can, or if that is unknown."""
     try:
         signature = inspect.signature(update)
     except (TypeError, ValueError):

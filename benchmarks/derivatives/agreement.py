@@ -27,8 +27,8 @@ from benchmarks.derivatives.evaluate import smooth, theirs
 from benchmarks.derivatives.figures import read
 from benchmarks.measure import wide_console
 from jointcut import aot
-from jointcut.aot.choices.conventions import CHOICES, NAMED
-from jointcut.partition.program import jaxprs
+from jointcut.aot.options.conventions import CHOICES, NAMED
+from jointcut.partition.program.jax import runtime
 
 PYTORCH = NAMED["pytorch"]
 
@@ -77,7 +77,7 @@ class Group:
         traced = self.traced(conventions)
 
         def gradient(*inputs: Any) -> list[Any]:
-            return jaxprs.evaluate(traced.joint, *traced.consts, *inputs, *traced.call.ones())[1:]
+            return runtime.evaluate(traced.joint, *traced.consts, *inputs, *traced.call.ones())[1:]
 
         stacked = [np.stack(same) for same in zip(*self.inputs, strict=True)]
         found = [np.asarray(grad) for grad in jax.jit(jax.vmap(gradient))(*stacked)]

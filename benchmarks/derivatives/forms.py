@@ -25,9 +25,9 @@ from jointcut import aot
 from jointcut.aot import derivatives
 from jointcut.aot.stages.traced import Traced
 from jointcut.partition.lower.verify import run
-from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program.graph import Graph, in_forms
+from jointcut.partition.plans.saved import in_cheaper_forms
+from jointcut.partition.program.graph import Graph
 from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.search.mincut import min_cut
 from jointcut.partition.split import halved
@@ -109,11 +109,11 @@ def suite(names: list[str], size: programs.Size, compiles: bool) -> Table:
     for name in tqdm(names, unit="program", disable=None):
         program = programs.load(name, size)
         traced = aot.function(program.loss, has_aux=program.has_aux, strategy="min_cut").trace(*program.arguments)
-        graph = read(traced.program.to_cut, traced.program.roles)
+        graph = traced.program.graph
         kept = [min_cut(g).bytes_saved for g in (graph, formed(graph))]
         steps = [_step_bytes(traced, g) for g in (graph, formed(graph))] if compiles else [0, 0]
         ratios.append((kept[1] / max(kept[0], 1), steps[1] / max(steps[0], 1)))
-        told = "; ".join(in_forms(traced.graph.forms))
+        told = "; ".join(in_cheaper_forms(traced.graph.forms))
         sizes = [f"{n / 1e6:,.1f}" if n else "" for n in (*kept, *steps)]
         one, other = (f"{ratio:.3f}" if ratio else "" for ratio in ratios[-1])
         table.add_row(name, *sizes[:2], one, *sizes[2:], other, told)

@@ -1,12 +1,12 @@
 """Draw graphs and plans as pages and pictures.
 
-`page` writes one HTML file that needs no network. `picture` turns a graph and its plan into the numbers that it
-draws. `displays` registers how a notebook shows a graph, a plan, and what changes between two plans. The files before
-know nothing of pages. A class that shows itself is `Shown` (`program/notebook`).
+`page` writes one HTML file that needs no network. `picture` turns a graph and its plan into the numbers that the page
+draws. `displays` registers how a notebook shows a graph, a plan, and the differences between two plans. The earlier
+files know nothing of pages. A class that shows itself is `Shown` (`program/notebook`).
 
 Files, in reading order:
 
     page: Write a report as a page: one HTML file that needs no network.
     picture: Give a notebook the numbers and shapes to draw.
-    displays: Show graphs, plans and what changes between two plans in a notebook.
+    displays: Show graphs, plans and the differences between two plans in a notebook.
 """

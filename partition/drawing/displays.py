@@ -1,4 +1,4 @@
-"""Show graphs, plans and what changes between two plans in a notebook."""
+"""Show graphs, plans and the differences between two plans in a notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.drawing.picture import JSON, graph_view, reason, short, times, type_of
 from jointcut.partition.figures import counted, human_bytes
-from jointcut.partition.plans.plan import Plan, in_segments
+from jointcut.partition.plans.loops_told import in_segments
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.plandiff import PlanDiff
 from jointcut.partition.plans.saved import Saved, grouped
 from jointcut.partition.program.graph import Graph
@@ -20,7 +21,7 @@ _SAVED_COLUMNS = ("bytes", "array", "made by", "source line", "why it is saved")
 
 
 def graph_page(title: str, subtitle: str, graph: Graph, plan: Plan | None = None) -> JSON:
-    """The data of a page with the graph, the cut of a plan drawn through it, and what the plan saves."""
+    """The data of a page with the graph, the cut of a plan drawn through it, and the values that the plan saves."""
     heading = "The graph and the cut" if plan else "The joint program"
     sections: list[JSON] = [graph_view(graph, plan, root=title, id="graph", title=heading, lead="")]
     if plan is not None and plan.saved:
@@ -88,7 +89,7 @@ def _difference(shown: PlanDiff) -> Bundle:
 
 
 def _sides(shown: PlanDiff) -> tuple[list[str], list[str]]:
-    """Lines about what only the plan before does, and lines about what only the plan after does."""
+    """Lines about decisions of the plan before only, and lines about decisions of the plan after only."""
     sides = (
         (shown.saved_only_before, shown.recomputed_only_before, shown.segments_only_before),
         (shown.saved_only_after, shown.recomputed_only_after, shown.segments_only_after),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jointcut.partition.lower.lifetimes import Lifetime, Lifetimes, Moment
+from jointcut.partition.lower.memory.lifetimes import Lifetime, Lifetimes, Moment
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.runs import runs_forward
 from jointcut.partition.program.graph import Graph, Op, Value
@@ -65,12 +65,12 @@ def shared(paths: Iterable[Sequence[str]]) -> int:
 
 
 def type_of(dtype: str, shape: Sequence[int], copies: int = 1) -> str:
-    """An array's type as people read it: `6 × float32[8,128]` of one in a loop of six steps."""
+    """An array's type as people read it: `6 × float32[8,128]` for an array in a loop of six steps."""
     return f"{copies} × " * (copies > 1) + f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def times(rows: Sequence[Any]) -> str:
-    """The text before the figure of one of several rows that read the same.
+    """The text before the figure of one row, where several rows read the same.
 
     >>> times(["a", "b"]), times(["a"])
     ('2 × ', '')
@@ -93,7 +93,7 @@ def timeline(ours: Lifetimes, ghost: tuple[str, Lifetimes] | None = None, **more
     `more` are further keys of the section, such as its title.
     """
     kept = _kept(ours)
-    paths = [_text(path) for path in _paths(ours)]
+    paths = [_text(path) for path in names([m.place for m in ours.moments])]
     chosen = [ours.moments[i] for i in kept]
     return {
         "kind": "timeline",
@@ -111,7 +111,7 @@ def timeline(ours: Lifetimes, ghost: tuple[str, Lifetimes] | None = None, **more
 
 
 def _alive(row: Lifetimes) -> list[JSON]:
-    """The largest arrays at the peak, those of one type, op and line as one."""
+    """The largest arrays at the peak; arrays of one type, op and line count as one."""
     sizes: dict[tuple[str, str, str], int] = defaultdict(int)
     for b in row.alive(row.peak):
         sizes[b.type, b.op, short(b.place.line)] += b.bytes
@@ -133,7 +133,7 @@ def _ghost(name: str, other: Lifetimes) -> JSON:
 
 
 def _kept(row: Lifetimes) -> list[int]:
-    """The steps that are drawn: of each run of neighbours the one with the most bytes, so that the peak stays."""
+    """The steps that are drawn: in each run of neighbours the step with the most bytes, so that the peak stays."""
     count = len(row.moments)
     if count <= _MOST_STEPS:
         return list(range(count))
@@ -165,10 +165,6 @@ def _groups(row: Lifetimes, kept: Sequence[int], keys: Sequence[str]) -> list[JS
 
 def _line(buffer: Lifetime) -> str:
     return short(buffer.place.line) or "no source line known"
-
-
-def _paths(row: Lifetimes) -> list[tuple[Name, ...]]:
-    return names([m.place for m in row.moments])
 
 
 def _modules(row: Lifetimes) -> list[str]:
@@ -222,7 +218,7 @@ def graph_view(
 
 
 class _View:
-    """The nodes of a graph view: an op of the forward, one that runs again, or one of the backward."""
+    """The nodes of a graph view: an op of the forward, an op that runs again, or an op of the backward."""
 
     def __init__(self, graph: Graph, plan: Plan | None, seconds: Sequence[float] | None) -> None:
         self.graph, self.plan = graph, plan
@@ -294,7 +290,7 @@ class _View:
         return sorted({*edges["value"], *saved}), edges, dict(arguments)
 
     def _maker(self, value: Value, role: str, saved: frozenset[int]) -> int | None:
-        """The node from which a reader gets a value; if the value is not saved, the one in the reader's own half."""
+        """The node from which a reader gets a value; if the value is not saved, the node in the reader's own half."""
         assert value.maker is not None
         if role == "forward" or value.id in saved or value.maker not in self.late:
             return self.early.get(value.maker)
@@ -305,9 +301,12 @@ class _View:
         makers = [v.maker for v in values]
         nodes = [-1 if m is None else self.early.get(m, self.late.get(m, -1)) for m in makers]
         sizes = {} if self.plan is None else {s.value: s.bytes for s in self.plan.saved}
+        types = [type_of(v.dtype, v.shape, v.copies) for v in values]
         return {
             "id": [v.id for v in values],
-            "type": [type_of(v.dtype, v.shape, v.copies) for v in values],
+            "type": [
+                f"{t}, {v.label}" if v.label and v.maker is not None else t for t, v in zip(types, values, strict=True)
+            ],
             "bytes": [sizes.get(v.id, v.saved_bytes) for v in values],
             "node": nodes,
             "label": [v.label if v.maker is None else "" for v in values],

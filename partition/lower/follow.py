@@ -7,14 +7,17 @@ number of a buffer here. At the top a value is itself; within a loop it is a con
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeGuard, TypeVar
 
 from jointcut.partition.lower.steps import (
+    Delay,
     Enter,
     Fetch,
+    Fork,
+    Hold,
     Keep,
     Offload,
     Parts,
@@ -25,25 +28,34 @@ from jointcut.partition.lower.steps import (
     Settle,
     Step,
     Store,
+    Update,
     Wait,
+    Waiting,
     Write,
+    runs,
 )
-from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Op, Region, Value
-from jointcut.partition.stored.forms import FORMS
+from jointcut.partition.packing.forms import FORMS
+from jointcut.partition.program.graph import LITERAL, STEP, Graph, Op, Region, Value
 
 Atom = TypeVar("Atom")
 
 
 @dataclass
 class Followed(ABC, Generic[Atom]):
-    """One region while its steps are followed; `env` maps value ids to atoms at this level.
+    """One region while its steps are followed.
 
-    Of a loop's body, `consts` and `xs` are the atoms that it takes from around: values read whole, and stacks read step
-    by step. `unchanged` are carried values that each step hands on as they are: they are read whole. `before` are the
-    atoms of values that wait, to be put back. `held` are those that stand for a value once a cotangent is there,
-    `written` those that are in memory for their readers. `on_host` are the values whose atom here is in host memory,
-    `forms` those whose atom is in other forms, with these as they were taken. `copies` are the atoms with which values
-    leave that are copied or stored, `away` and `left` say of these what `on_host` and `forms` say of the others.
+    Attributes:
+        env: the atom of each value at this level, by value id.
+        consts, xs: for a loop's body, the atoms taken from around it: values read whole, and stacks read step by step.
+        unchanged: carried values that each step hands on unchanged; they are read whole.
+        before: the atoms of values that wait, to be put back.
+        held: the atoms that stand for a value once a cotangent is there.
+        written: the atoms that are in memory for their readers.
+        late: the values that the next step's stacks wait for.
+        on_host: the values whose atom at this level is in host memory.
+        forms: the values whose atom is in other forms, each with its forms in the order taken.
+        copies: the atoms with which copied or stored values leave.
+        away, left: like `on_host` and `forms`, but for `copies`.
     """
 
     graph: Graph
@@ -56,6 +68,7 @@ class Followed(ABC, Generic[Atom]):
     before: dict[int, Atom] = field(default_factory=dict)
     held: dict[tuple[int, int], Atom] = field(default_factory=dict)
     written: set[Atom] = field(default_factory=set)
+    late: Delay | None = None
     on_host: set[int] = field(default_factory=set)
     forms: dict[int, tuple[str, ...]] = field(default_factory=dict)
     copies: dict[int, Atom] = field(default_factory=dict)
@@ -64,7 +77,7 @@ class Followed(ABC, Generic[Atom]):
 
     @abstractmethod
     def fresh(self, v: int, loop: int) -> Atom:
-        """A new atom for a value as it is seen from a loop around its own: a stack of it, or the value itself."""
+        """A new atom for a value as a loop around its own loop sees it: a stack of the value, or the value itself."""
 
     @abstractmethod
     def literal(self, payload: Any) -> Atom:
@@ -72,7 +85,7 @@ class Followed(ABC, Generic[Atom]):
 
     @abstractmethod
     def barrier(self, atoms: Sequence[Atom]) -> list[Atom]:
-        """The atoms of the same arrays once all of them are there and in memory."""
+        """The atoms of the same arrays once all arrays are there and in memory."""
 
     @abstractmethod
     def rounded(self, v: int) -> Atom:
@@ -84,7 +97,7 @@ class Followed(ABC, Generic[Atom]):
 
     @abstractmethod
     def packed(self, v: int, form: str) -> Atom:
-        """The atom of a value, as it would leave now, in one more form."""
+        """The atom of a leaving value in one more form."""
 
     @abstractmethod
     def unpacked(self, v: int, atom: Atom) -> Atom:
@@ -92,11 +105,11 @@ class Followed(ABC, Generic[Atom]):
 
     @abstractmethod
     def copied_out(self, v: int) -> Atom:
-        """The atom of a copy in host memory of a value as it would leave now."""
+        """The atom of a copy of a leaving value in host memory."""
 
     @abstractmethod
     def copied_in(self, v: int, atom: Atom) -> Atom:
-        """The atom of a copy in the device's memory of one in host memory."""
+        """The atom of a device copy of an atom in host memory."""
 
     @abstractmethod
     def op(self, op: Op, apart: bool) -> None:
@@ -107,8 +120,12 @@ class Followed(ABC, Generic[Atom]):
         """Run one loop."""
 
     @abstractmethod
+    def fork(self, step: Fork) -> None:
+        """Run an op whose regions run at most once."""
+
+    @abstractmethod
     def keep(self, step: Keep) -> None:
-        """Run one loop, and keep where its segments start."""
+        """Run one loop, and keep the carried values where its segments start."""
 
     @abstractmethod
     def segments(self, step: Segments) -> None:
@@ -165,7 +182,7 @@ class Followed(ABC, Generic[Atom]):
         return self.parent.forms_of(v)
 
     def leaving(self, v: int) -> Atom:
-        """The atom of a value as it leaves this level: copied or stored, if it is."""
+        """The atom with which a value leaves this level: its copy if it is copied or stored."""
         return self.copies[v] if v in self.copies else self.want(v)
 
     def forms_left(self, v: int) -> tuple[str, ...]:
@@ -173,7 +190,7 @@ class Followed(ABC, Generic[Atom]):
         return self.left.get(v, ()) if v in self.copies else self.forms.get(v, ())
 
     def stack(self, values: Iterable[int], inner: Followed[Any]) -> None:
-        """Note where, and in which forms, the stacks are that a loop makes of values; `inner` is its body."""
+        """Record where a loop's stacks are and in which forms; `inner` is the loop's body."""
         for v in values:
             if v in (inner.away if v in inner.copies else inner.on_host):
                 self.on_host.add(v)
@@ -182,7 +199,7 @@ class Followed(ABC, Generic[Atom]):
 
     @contextmanager
     def on_device(self, values: Iterable[int]) -> Iterator[None]:
-        """While this lasts, values are on the device here: their last steps', of loops in two parts."""
+        """Treat values as being on the device within this context: the last steps of loops in two parts are."""
         away = self.on_host.intersection(values)
         self.on_host -= away
         yield
@@ -197,10 +214,10 @@ class Followed(ABC, Generic[Atom]):
                     self.op(ops[step.op], step.apart)
                 case Enter():
                     self.loop(step)
-                case Wait():
-                    self.wait(step.value, step.cotangent)
-                case Settle():
-                    self.define(step.cotangent, self.barrier([self.want(v) for v in (step.cotangent, *step.values)])[0])
+                case Fork():
+                    self.fork(step)
+                case Wait() | Hold() | Delay() | Settle() | Update():
+                    self.waiting(step)
                 case Write():
                     self.write(step.value)
                 case Round():
@@ -220,12 +237,29 @@ class Followed(ABC, Generic[Atom]):
                     self.segments(step)
                 case Parts():
                     self.parts(step)
-            if self.before and not _is_ahead(step):
+            if self.late is not step:
+                self.late = None
+            if self.before and not is_ahead(step):
                 self.env.update(self.before)
                 self.before.clear()
 
+    def waiting(self, step: Waiting) -> None:
+        """Let something wait."""
+        match step:
+            case Wait():
+                self.wait(step.value, step.cotangent)
+            case Hold():
+                self.hold(step.values)
+            case Delay():
+                self.late = step
+            case Settle():
+                self.define(step.cotangent, self.barrier([self.want(v) for v in (step.cotangent, *step.values)])[0])
+            case Update():
+                held = self.barrier([self.want(v) for v in (*step.waiting, *step.made)]) if step.waiting else []
+                self.env.update(zip(step.waiting, held, strict=False))
+
     def wait(self, v: int, cotangent: int) -> None:
-        """Hold a value back until a cotangent is there; as before, where it waited for the same one already."""
+        """Hold a value back until a cotangent is there; if it waited for the same one before, keep that barrier."""
         atom = self.want(v)
         self.before.setdefault(v, atom)
         if (v, cotangent) not in self.held:
@@ -233,8 +267,15 @@ class Followed(ABC, Generic[Atom]):
             self.held[v, cotangent] = self.barrier([atom, self.want(cotangent)])[0]
         self.define(v, self.held[v, cotangent])
 
+    def hold(self, values: Sequence[int]) -> None:
+        """Hold values back until all of them are there."""
+        atoms = [self.want(v) for v in values]
+        for v, atom, held in zip(values, atoms, self.barrier(atoms), strict=True):
+            self.before.setdefault(v, atom)
+            self.define(v, held)
+
     def write(self, v: int) -> None:
-        """Keep XLA from fusing a value into what reads it from here on."""
+        """Keep XLA from fusing a value into its later readers."""
         atom = self.want(v)
         if atom not in self.written:
             self.written.add(self.define(v, self.barrier([atom])[0]))
@@ -250,13 +291,13 @@ class Followed(ABC, Generic[Atom]):
         self.define(step.value, self.copied_in(step.value, atom))
 
     def store(self, v: int, form: str) -> None:
-        """Bring what leaves of a value to a form."""
+        """Bring a leaving value to a form."""
         forms = (*self.left.get(v, ()), form)
         self.copies[v] = self.packed(v, form)
         self.left[v] = forms
 
     def restore(self, step: Restore) -> None:
-        """Bring a value back from a form, if it is in it."""
+        """Bring a value back from a form, if it is in that form."""
         v, atom = step.value, self.want(step.value)
         forms = self.forms.get(v, ())
         if forms[-1:] != (step.form,):
@@ -266,19 +307,64 @@ class Followed(ABC, Generic[Atom]):
         self.forms[v] = forms[:-1]
 
 
-def _is_ahead(step: Step) -> bool:
+def is_ahead(step: Step) -> bool:
     """Whether a step belongs to the next op that does not run again."""
-    is_again = isinstance(step, Run | Enter) and step.again
-    return is_again or isinstance(step, Wait | Settle | Write | Round | Fetch | Restore)
+    is_again = isinstance(step, Run | Enter | Fork) and step.again
+    return is_again or isinstance(step, Waiting | Write | Round | Fetch | Restore)
+
+
+def read_by(graph: Graph, step: Step) -> set[int]:
+    """The values that an op, a loop or a conditional reads, whole or step by step; no other step reads any."""
+    read = {v for run in runs([step]) for v in graph.ops[run.op].inputs}
+    stacks = set(map(graph.whole, read))
+    while not stacks <= read:
+        read |= stacks
+        stacks = set(map(graph.whole, stacks))
+    return read
+
+
+def made_by(graph: Graph, step: Step) -> tuple[int, ...]:
+    """The values that an op, a loop or a conditional makes; no other step makes any."""
+    if not isinstance(step, Run | Enter | Fork):
+        return ()
+    return (*graph.ops[step.op].outputs, *(() if isinstance(step, Run) else step.stacks))
+
+
+def runs_once(step: Step, graph: Graph) -> TypeGuard[Fork]:
+    """Whether a step runs one program, once, as a `jax.shard_map` at the top does."""
+    return isinstance(step, Fork) and graph.bodies[step.op].loop in graph.once
+
+
+def with_steps(step: Fork, steps: Iterable[Step]) -> Fork:
+    """An op whose program runs once, with other steps in it."""
+    (program,) = step.branches
+    return replace(step, branches=(replace(program, steps=tuple(steps)),))
+
+
+def once(graph: Graph, steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps that run once: those at the top, each before the steps of its program if that runs once too."""
+    for step in steps:
+        yield step
+        if runs_once(step, graph):
+            yield from once(graph, step.branches[0].steps)
+
+
+def changed(graph: Graph, steps: Iterable[Step], change: Callable[[Step], Step]) -> tuple[Step, ...]:
+    """The same steps, those that run once changed."""
+    inner = (
+        with_steps(step, changed(graph, step.branches[0].steps, change)) if runs_once(step, graph) else step
+        for step in steps
+    )
+    return tuple(map(change, inner))
 
 
 def flat(atoms: Iterable[Any]) -> list[Any]:
-    """The variables of atoms, of which each is one, or several where a value is in other forms."""
+    """The variables of atoms: one each, or several for a value in other forms."""
     return [var for atom in atoms for var in (atom if isinstance(atom, tuple) else (atom,))]
 
 
 def in_forms(value: Value, forms: Sequence[str]) -> Value:
-    """A value with the bytes and dtype that it has in some forms; a form that is not of `stored` changes neither."""
+    """A copy of a value with the bytes and dtype of its forms; a form that is not of `packing` changes neither."""
     for form in forms:
         if form in FORMS:
             value = replace(value, dtype=FORMS[form].dtype, bytes=FORMS[form].bytes(value.shape, value.dtype))
@@ -295,11 +381,7 @@ def steps_of(graph: Graph, step: Enter) -> int:
     return graph.loops[graph.bodies[step.op].loop].length
 
 
-def lengths_between(graph: Graph, v: int, loop: int) -> list[int]:
-    """The lengths of the loops between a value and a loop around its own: the axes of its stack as seen from there."""
-    lengths: list[int] = []
-    home = graph.values[v].loop
-    while home not in (loop, TOP):
-        lengths.insert(0, graph.loops[home].length)
-        home = graph.loops[home].parent
-    return lengths
+def results_of(graph: Graph, step: Enter) -> tuple[int, ...]:
+    """The values that a loop makes, in the order of its results."""
+    body = graph.bodies[step.op]
+    return (*body.carried_out, *step.stacks, *body.own)

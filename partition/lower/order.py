@@ -1,13 +1,13 @@
 """Order the backward so that a recomputed value lives briefly.
 
 Each op of the backward is a `Turn`; ops that the plan recomputes come right before the first step that reads them.
-XLA is free to start them earlier, at the beginning of the backward, where they would all be alive together. So a step
-names an *anchor*, the latest cotangent that it reads, and `emit` lets the recomputation wait for it. Coarser anchors
-(only cotangents that a matrix product writes out) keep more fusion but hold twice the memory: on 6 unrolled
-transformer blocks 94 MB of temporaries, against 53 MB with these and 112 MB for the plain step.
+XLA may start them earlier, at the beginning of the backward, where they would all be alive together. So a step names an
+*anchor*, the latest cotangent that it reads, and `emit` lets the recomputation wait for it. Coarser anchors (only
+cotangents that a matrix product writes out) keep more fusion but hold twice the memory. On 6 unrolled transformer
+blocks they take 94 MB of temporaries, against 53 MB with the anchors here and 112 MB for the plain step.
 
-A step far from the last reader of a recomputed value computes it anew if that is light: a residual network of plain
-additions would otherwise keep its whole stream from the first reader on (81 MB against 53 on the suite's ResNet).
+A step far from the last reader of a recomputed value computes a light value anew. Otherwise a residual network of plain
+additions would keep its whole stream from the first reader on (81 MB against 53 MB on the suite's ResNet).
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from jointcut.partition.plans.backend import ends_chain
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy, light, rerunnable
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
-from jointcut.partition.program.jaxprs import is_reference
+from jointcut.partition.program.graph import LITERAL, OPEN, OPEN_LOOP, STEP, TOP, Graph, Op
+from jointcut.partition.program.jax.abstract import is_reference
 from jointcut.partition.program.primitives import CALLS, CHEAP, DEAR, ELEMENTWISE, FUSED, REDUCTIONS, REPEATING
 from jointcut.partition.program.roles import Role, Side
+from jointcut.partition.program.sides import reached
 
-#: A recomputed value is *near* for as many products, convolutions and the like: the two by which the gradient passes a
-#: layer. Later it is recomputed once more where that costs little, so that it need not stay alive, or else held again.
+#: How many heavy ops (products, convolutions and the like) may pass while a recomputed value is *near*: the two with
+#: which the gradient passes a layer. A far value is recomputed once more if it is light, or else waits anew.
 NEAR = 2
 
 #: Ops that the gradient passes within a layer.
 _NOT_HEAVY = CHEAP | REDUCTIONS
 
-#: How often the backward runs a light op, and another op whose results are dropped.
+#: How often the backward runs a light op, and how often another op whose results are dropped.
 MOST_RUNS, MOST_DROPPED_RUNS = 3, 2
 
 
 class Turn(NamedTuple):
-    """One op of the backward, the ops recomputed just before it, and what these wait for.
+    """One op of the backward, the ops recomputed just before it, and the values that these wait for.
 
-    Each pair of `waits` is a value from which these ops start, and the cotangent that it waits for. With `whole` the op
-    itself waits too, and is called in a computation of its own. The values `written` are those that the op had better
-    find in memory.
+    Each pair of `waits` is a value that these ops start from, and the cotangent that it waits for. With `whole` the op
+    itself waits too, and is called in a computation of its own. The op should find the values `written` in memory.
     """
 
     op: int
@@ -59,8 +59,10 @@ _alone = functools.cache(Turn)
 
 @dataclass(frozen=True)
 class Rerun:
-    """A loop's forward scan that a step of the loop around it runs again: the ops of its body that it needs for that,
-    those of loops inside included, the values that it stacks, and what it reads from around.
+    """The forward scan of an inner loop, run again at each step of the loop around it.
+
+    It has the ops of the body that the rerun needs, with the ops of loops inside, the values that it stacks, and the
+    values that it reads from around.
     """
 
     ops: frozenset[int]
@@ -70,11 +72,12 @@ class Rerun:
 
 @dataclass
 class Progress:
-    """How far the walk through one region has come.
+    """The progress of the walk through one region.
 
-    `have` are the values at hand, `reads` those that it took from regions around it, `passed` how many heavy ops
-    lie behind, `made_at` that count when a value was last recomputed, `waited` the same when it last waited, and for
-    what, `runs` how often an op was recomputed. `dropped` are values that are not kept for far readers.
+    `have` are the values at hand, `reads` the values taken from regions around it, and `passed` the number of heavy ops
+    so far. `made_at` is `passed` when each value was last recomputed. `waited` is `passed` when each value last waited,
+    and the cotangent that it waited for. `runs` tells how often each op was recomputed. `dropped` are values that are
+    not kept for far readers.
     """
 
     loop: int
@@ -101,10 +104,10 @@ class Progress:
         return self.passed - self.made_at.get(v, self.passed) > self.near
 
     def wait(self, v: int, anchor: int) -> int:
-        """Let a value wait for a cotangent; returns the one that it waits for.
+        """Let a value wait for a cotangent; return the cotangent that it waits for.
 
-        That is the one that it waited for last, if that was just now: what was recomputed then is still alive, and to
-        wait for another cotangent would have the compiler write that one out, in the midst of an elementwise chain.
+        If the value waited just now, this is the cotangent that it waited for then. The values recomputed then are
+        still alive. For another cotangent the compiler would write that one out, in the midst of an elementwise chain.
         """
         if v not in self.waited or self.passed - self.waited[v][0] > self.near:
             self.waited[v] = self.passed, anchor
@@ -115,9 +118,9 @@ class Progress:
         return v in self.made_at and self.is_far(v) and self.may_run_again(graph, v)
 
     def may_run_again(self, graph: Graph, v: int) -> bool:
-        """Whether a value that was recomputed may be recomputed once more: if it is dropped, or light.
+        """Whether a recomputed value may be recomputed once more: if it is dropped, or light.
 
-        What is computed from dropped values is not light, unless it is dropped too.
+        A value computed from dropped values is not light, unless it is dropped too.
         """
         op, is_dropped = graph.maker_of(v), v in self.dropped
         if op is None or not (is_dropped or self.dropped.isdisjoint(op.inputs)):
@@ -142,8 +145,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Order:
-    """The steps of one region of the backward, what its results need recomputed last, what it reads from the regions
-    around it, and the loops that it runs again, by the op id of their scans.
+    """The steps of one region of the backward.
+
+    It also has the ops to recompute last, for the region's results; the values read from the regions around it; and the
+    loops that it runs again, by the op id of their scans.
     """
 
     steps: tuple[Turn, ...]
@@ -155,13 +160,12 @@ class Order:
 def ordered(problem: Problem, plan: Plan) -> dict[int, Order]:
     """The order of every region that runs in the backward, by region id."""
     scheduler = _Scheduler(problem, frozenset(plan.values), (*plan.recomputed, *plan.deferred), plan.dropped)
-    results = [v for v in problem.graph.role_outputs(Role.GRADIENT) if v is not None]
-    scheduler.region(TOP, results)
+    scheduler.region(TOP, [v for v in problem.graph.role_outputs(Role.GRADIENT) if v is not None])
     return scheduler.orders
 
 
 class _Scheduler:
-    """Walk the regions of the backward, outermost first, and place what must be recomputed."""
+    """Walk the regions of the backward, outermost first, and place the recomputed ops."""
 
     def __init__(
         self, problem: Problem, saved: frozenset[int], again: Iterable[int], dropped: Iterable[int] = ()
@@ -169,7 +173,7 @@ class _Scheduler:
         self.dropped = frozenset(dropped)
         self.graph, self.sides, self.backend, self.saved = problem.graph, problem.sides, problem.backend, saved
         graph = problem.graph
-        self.special = {OPEN_LOOP, *self.backend.taken_apart, *self.backend.read_written}
+        self.special = {*OPEN, *self.backend.taken_apart, *self.backend.read_written}
         self.rerunnable = rerunnable(graph)
         self.reruns = self.rerunnable.intersection(again)
         self.stackable = self.stacked_by_reruns(again)
@@ -179,7 +183,7 @@ class _Scheduler:
         self.backward = {r.id: [i for i in r.ops if i in problem.sides.backward] for r in graph.regions}
 
     def region(self, region_id: int, results: Iterable[int]) -> Order:
-        """Order one region; its loops are ordered on the way, since what they read must be computed before."""
+        """Order one region; its loops are ordered on the way, since the values they read must be computed first."""
         progress = Progress(self.graph.regions[region_id].loop, dropped=self.dropped)
         if region_id == TOP:
             progress.have.update(self.at_hand)
@@ -191,7 +195,7 @@ class _Scheduler:
         return order
 
     def step(self, op: Op, progress: Progress) -> Turn:
-        """One op with what it needs recomputed; `progress` is extended."""
+        """One op with the ops to recompute before it; `progress` is extended."""
         if op.name not in self.special and progress.has(op.inputs):
             progress.have.update(op.outputs)
             progress.note(op)
@@ -210,7 +214,7 @@ class _Scheduler:
     def waits(
         self, op: Op, demands: Iterable[int], again: Iterable[int], whole: bool, progress: Progress
     ) -> tuple[tuple[int, int], ...]:
-        """The values from which ops start that run again before an op, each with the cotangent that it waits for."""
+        """The values that the ops recomputed before an op start from, each with the cotangent that it waits for."""
         waiting = [self.graph.ops[i] for i in again] + [op] * whole
         made = {v for o in waiting for v in o.outputs} | {v for scan in progress.stacked.values() for v in scan}
         reads = dict.fromkeys(v for o in waiting for v in self.inputs(o) if v not in made and not self.sides.is_late(v))
@@ -222,9 +226,10 @@ class _Scheduler:
         return () if anchor is None else tuple((v, progress.wait(v, anchor)) for v in roots)
 
     def is_fused(self, op: Op, again: Iterable[int], roots: Collection[int]) -> bool:
-        """Whether XLA computes what runs before an elementwise op of the backward inside of it.
+        """Whether XLA fuses the ops recomputed before an elementwise op of the backward into it.
 
-        So it does numbers, and light chains from inputs alone. To wait would copy an input that an update writes over.
+        It does so for numbers, and for light chains that start from inputs. A wait would copy an input that an update
+        overwrites.
         """
         graph = self.graph
         ops = [graph.ops[i] for i in again]
@@ -252,31 +257,29 @@ class _Scheduler:
     def rerun(self, scan: Op, stacks: Iterable[int]) -> Rerun:
         """The rerun of a forward loop: all ops that its carry is computed from.
 
-        What another scan of the same loop makes at a step is read from that one's stack.
+        A value that another scan of the same loop makes at a step is read from the stack of that scan.
         """
         graph, home = self.graph, self.graph.ancestors[self.graph.loop_of(scan)]
-        inside = graph.within(graph.bodies[scan.id].region)
+        inside = graph.within(*graph.bodies[scan.id].regions)
         ops: set[int] = set()
         reads: dict[int, None] = {}
-        seen: set[int] = set()
-        work = [*scan.inputs, *stacks]
-        while work:
-            v = work.pop()
-            if v in seen:
-                continue
-            seen.add(v)
+
+        def further(v: int) -> tuple[int, ...]:
             maker = graph.maker_of(v)
             if graph.values[v].loop in home:
                 reads[v] = None
             elif maker is not None and maker.name == STEP:
-                work.append(maker.inputs[0])
+                return maker.inputs
             elif maker is None or v in self.saved or maker.id == scan.id:
-                continue
+                return ()
             elif maker.region not in inside:
                 reads[v] = None
             else:
                 ops.add(maker.id)
-                work.extend(maker.inputs)
+                return maker.inputs
+            return ()
+
+        reached([*scan.inputs, *stacks], further)
         return Rerun(frozenset(ops), tuple(stacks), tuple(sorted(reads)))
 
     def written(self, op: Op, progress: Progress) -> tuple[int, ...]:
@@ -286,14 +289,17 @@ class _Scheduler:
 
     def demands(self, op: Op) -> tuple[int, ...]:
         """The values that an op reads at its own level; for a loop, also those that its body reads from there."""
-        if op.name != OPEN_LOOP:
+        if op.name not in OPEN:
             return op.inputs
         body = self.graph.bodies[op.id]
         home = self.graph.ancestors[self.graph.loop_of(op)]
-        carried = [v for v in body.carried if isinstance(v, int)]
-        inner = self.region(body.region, [*carried, *body.stacks])
         own = [v for v in op.inputs if self.graph.values[v].loop in home]
-        return tuple(dict.fromkeys([*own, *inner.reads]))
+        if op.name == OPEN_LOOP:
+            bodies = [self.region(body.region, [*(v for v in body.carried if v is not None), *body.stacks])]
+        else:
+            ends = ([v for v in end if v is not None] for end in body.ends)
+            bodies = [self.region(region, results) for region, results in zip(body.regions, ends, strict=True)]
+        return tuple(dict.fromkeys([*own, *(v for inner in bodies for v in inner.reads)]))
 
     def missing(self, demands: Iterable[int], progress: Progress) -> tuple[int, ...]:
         """Ops to run again before `demands` are at hand, in program order; `progress` is extended."""
@@ -323,28 +329,28 @@ class _Scheduler:
                 continue
             elif self.is_stacked_again(maker):
                 progress.reads[v] = None
-            elif maker.name != OPEN_LOOP:
+            elif maker.name not in OPEN:
                 stack.extend(self.again(maker, ops, fresh, progress))
-            elif graph.bodies[maker.id].loop == value.loop:
+            elif maker.name == OPEN_LOOP and graph.bodies[maker.id].loop == value.loop:
                 progress.reads.update({v: None} if maker.id in self.rerunnable else {})
             elif maker.id in self.rerunnable:
                 stack.extend(self.again(maker, ops, fresh, progress))
         return tuple(sorted(ops))
 
     def again(self, op: Op, ops: set[int], fresh: set[int], progress: Progress) -> tuple[int, ...]:
-        """Run an op again; returns what it reads. A loop runs once, whatever is read of it."""
+        """Run an op again; return the values that it reads. A loop runs once, whichever of its values are read."""
         here = {v for v in op.outputs if self.graph.values[v].loop == progress.loop}
         fresh.update(here)
         progress.have.update(here)
-        if op.name == OPEN_LOOP and op.id in progress.stacked:
+        if op.name in OPEN and op.id in progress.stacked:
             return ()
-        if op.name == OPEN_LOOP:
+        if op.name in OPEN:
             progress.stacked[op.id] = {}
         ops.add(op.id)
         return self.inputs(op)
 
     def scan_to_rerun(self, v: int) -> Op | None:
-        """The scan that must run again for a value of a loop inside, None where the value's stack is kept."""
+        """The scan that must run again for a value of an inner loop; None if the value's stack is kept."""
         graph, maker = self.graph, self.graph.values[v].maker
         if maker is None or v in self.saved or self.sides.is_late(v):
             return None
@@ -353,7 +359,7 @@ class _Scheduler:
         return scan if scan is not None and scan.id in self.rerunnable else None
 
     def is_stacked_again(self, op: Op) -> bool:
-        """Whether an op's result comes from the loop that runs again, not from a third run: it does if it is dear.
+        """Whether an op's result is stacked when its loop runs again, rather than computed a third time: if it is dear.
 
         Its stacks last for one step of the loop around it, and are small.
         """
@@ -368,10 +374,10 @@ class _Scheduler:
         return None if scan is None else self.graph.ops[scan]
 
     def repeated(self, v: int, region: int) -> int:
-        """The value that a cotangent repeats, or the cotangent: a barrier would write all repetitions out.
+        """The value that a cotangent repeats, or the cotangent itself: a barrier would write all repetitions out.
 
-        In the place of a reference, which no barrier takes, the value that it was made with. What another region makes
-        is taken as it is: of a loop's body only its stacks are at hand here, not what they were made of.
+        A reference becomes the value that it was made with, since no barrier takes a reference. A value from another
+        region is taken unchanged: only the stacks of a loop's body are at hand here, not their operands.
         """
         graph, maker = self.graph, self.graph.maker_of(v)
         while maker is not None and maker.region == region and maker.inputs:
@@ -382,7 +388,7 @@ class _Scheduler:
         return v
 
     def is_constant(self, v: int) -> bool:
-        """Whether a value is made of nothing, as zeros in the body of a backward loop: nothing can wait for it."""
+        """Whether a value is made of nothing, such as zeros in the body of a backward loop: nothing can wait for it."""
         maker = self.graph.values[v].maker
         return maker is not None and not self.graph.ops[maker].inputs
 

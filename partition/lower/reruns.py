@@ -1,37 +1,48 @@
-"""Say which loops can run in segments, and what that takes.
+"""Say which loops can run in segments, and at which cost.
 
 A loop of L steps hands L copies of each residual to the backward. In segments of k steps (`segments`) it hands over
-L/k carries instead, and k residuals at a time are made again from them: the sqrt(L) scheme of Chen et al., "Training
-deep nets with sublinear memory cost" (2016). Here this is decided on the graph; nothing is rewritten.
+L/k carries instead, and the residuals of k steps at a time are computed again from them. This is the sqrt(L) scheme of
+Chen et al., "Training deep nets with sublinear memory cost" (2016). Here it is only decided, on the graph; nothing is
+rewritten.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from jointcut.partition.nesting.kinds import KINDS
+from jointcut.partition.bodies.kinds import KINDS
+from jointcut.partition.errors import PlanError, message
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import runs_forward
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import Body, DividingKind
-from jointcut.partition.program.graph import LITERAL, STEP, TOP, Graph, Loop, Op
+from jointcut.partition.program.graph import LITERAL, STEP, Graph, Loop, Op
+from jointcut.partition.program.jax import meshes
 from jointcut.partition.program.primitives import COLLECTIVES
 from jointcut.partition.program.roles import Side
 
-#: By how much segments of one length may cost more than the best segments with a tail: a tail copies stacked results.
+#: How much more equal segments may cost than the best segments with a tail. A tail copies stacked results.
 _EVEN = 1.1
+
+#: The steps of a segment; for several levels of segments, the steps of each level, the longest first.
+Lengths = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Segmentable:
-    """A loop that can run in segments, and what that takes.
+    """A loop that can run in segments.
 
-    `values` are the residuals that need not be stacked, `residual_bytes` their size in one step; `carries` are the
-    carried values to keep for each segment, `carry_bytes` their size; `rerun_ops` are the ops of the forward's body
-    that run once more. `forward` and `backward` are the ops that hold the two bodies.
+    Attributes:
+        loop: the loop's id.
+        length: its steps.
+        forward, backward: the ops that hold the two bodies.
+        values: the residuals that need not be stacked.
+        carries: the carried values to keep for each segment.
+        carry_bytes: the size of the carries.
+        residual_bytes: the size of the residuals of one step.
+        rerun_ops: the ops of the forward's body that run once more.
     """
 
     loop: int
@@ -62,7 +73,7 @@ def best_length(length: int, carry_bytes: int, residual_bytes: int) -> int:
 
 
 def similar_length(length: int, steps: int) -> int:
-    """A segment length k near `steps` for `length` steps, of which there are two segments at least.
+    """A segment length k near `steps`, such that `length` steps make at least two segments.
 
     XLA unrolls a loop over one segment, and may then run the forward again too early. A divisor of `length` is
     preferred, if it differs from `steps` by at most a third.
@@ -75,8 +86,9 @@ def similar_length(length: int, steps: int) -> int:
 def segmentable(problem: Problem, plan: Plan) -> dict[int, Segmentable]:
     """The loops that can run in segments under a plan, by loop id.
 
-    Loops at the top of the program, of one forward and one backward body of a kind that divides, that hand over stacks
-    which nothing else reads, without effects and without ops that talk to other devices.
+    Such a loop runs once, at the top of the program or in a `jax.shard_map` there. It has one forward and one backward
+    body of a kind that divides, and hands over stacks that nothing else reads. It has no effects, and no ops that talk
+    to other devices.
     """
     known, key = problem.segmentable, (plan.values, plan.recomputed, plan.deferred)
     if key not in known:
@@ -89,7 +101,9 @@ def _considered(problem: Problem, plan: Plan, loop: Loop) -> Segmentable | None:
     graph = problem.graph
     held = [body for body in graph.bodies.values() if body.loop == loop.id]
     sides = {graph.ops[body.op].origin: body for body in held}
-    if loop.parent != TOP or len(held) != 2 or set(sides) != set(Side) or not all(map(_divides, held)):
+    if loop.parent not in graph.once or loop.rivals or len(held) != 2 or set(sides) != set(Side):
+        return None
+    if not all(map(_divides, held)):
         return None
     body = sides[Side.FORWARD]
     inside = graph.within(body.region)
@@ -120,8 +134,8 @@ def _divides(body: Body) -> bool:
 
 
 def _is_laid_out(graph: Graph, v: int) -> bool:
-    """Whether an array's type says how it lies on a mesh: cutting its stack to pieces may not fit that."""
-    return jaxprs.is_explicit(getattr(graph.values[v].payload, "sharding", None))
+    """Whether an array's type says how it lies on a mesh: pieces of its stack may not fit that layout."""
+    return meshes.is_explicit(getattr(graph.values[v].payload, "sharding", None))
 
 
 def _stacked_for_loop(problem: Problem, plan: Plan, inside: frozenset[int]) -> tuple[int, ...]:
@@ -143,10 +157,10 @@ def _stacked_for_loop(problem: Problem, plan: Plan, inside: frozenset[int]) -> t
 def needed_again(
     graph: Graph, body: Body, values: Iterable[int], run: frozenset[int]
 ) -> tuple[list[Op], tuple[int, ...]]:
-    """The ops of a forward body that some of its values are computed by, and the carried values that they start from.
+    """The ops of a forward body that compute some of its values, and the carried values that they start from.
 
-    `run` are the ops that the forward runs. A loop inside the body runs again as a whole. What a carry hands on
-    unchanged is a constant of the loop.
+    `run` are the ops that the forward runs. A loop inside the body runs again as a whole. A carried value that each
+    step hands on unchanged is a constant of the loop.
     """
     following = dict(zip(body.carried_in, body.carried, strict=True))
     inside = graph.within(body.region)
@@ -170,16 +184,41 @@ def needed_again(
 
 
 def _unit(graph: Graph, body: Body, op: Op) -> list[int]:
-    """An op of a body, or with all that it holds the loop of the body that an op lies in."""
+    """The unit of a body that an op belongs to: the op alone, or the body's loop around it with all its ops."""
     while op.region != body.region:
         op = graph.holder_of(op.region)
     if op.id not in graph.bodies:
         return [op.id]
-    inside = graph.within(graph.bodies[op.id].region)
+    inside = graph.within(*graph.bodies[op.id].regions)
     return [op.id, *(o.id for o in graph.ops if o.region in inside)]
 
 
 def shortened(lengths: tuple[int, ...], steps: int) -> tuple[int, ...]:
-    """The lengths for so many steps: the first at most as long, and those after it shorter."""
+    """The lengths cut down to `steps`: the first at most as long, and the later ones shorter."""
     first = min(lengths[0], steps)
     return first, *(k for k in lengths[1:] if k < first)
+
+
+def checked(known: Mapping[int, Segmentable], loop: int, given: Lengths) -> tuple[int, ...]:
+    """The lengths of a loop's segments, as asked. Raises `PlanError` if the loop cannot be divided so."""
+    where = f"lengths[{loop}]"
+    if loop not in known:
+        cure = f"Those that can: {sorted(known)}."
+        raise PlanError(message(where, "names a loop that cannot run in segments.", cure))
+    lengths = given if isinstance(given, tuple) else (given,)
+    bounds = (known[loop].length + 1, *lengths)
+    if not lengths or any(not 1 <= k < most for k, most in zip(lengths, bounds, strict=False)):
+        cure = f"Give a length from 1 to {known[loop].length}, or several in a tuple, each shorter than the one before."
+        raise PlanError(message(where, f"is {given}, and the loop has {known[loop].length} steps.", cure))
+    return lengths
+
+
+def checked_last(known: Mapping[int, Segmentable], loop: int, given: int) -> int:
+    """The number of last steps of a loop outside segments, as asked. Raises `PlanError` if the loop has fewer steps."""
+    where = f"kept_steps[{loop}]"
+    if loop not in known:
+        raise PlanError(message(where, "names a loop that does not run in segments.", "Give its length, too."))
+    if not 0 <= given < known[loop].length:
+        cure = f"Give a number from 0 to {known[loop].length - 1}."
+        raise PlanError(message(where, f"is {given}, and the loop has {known[loop].length} steps.", cure))
+    return given

@@ -13,8 +13,8 @@ import jax
 
 from jointcut.partition.errors import VerifyError, message
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.jax import abstract, barriers, jaxprs, runtime
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.hooks import hooks_in, refused_in_vmap
 
@@ -47,13 +47,13 @@ def run(halves: Halves, graph: Graph, primals: Sequence[Any], cotangents: Sequen
 
 def run_forward(halves: Halves, graph: Graph, primals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Run the forward; return the user's outputs and the residuals in the backward's order."""
-    results = jaxprs.evaluate(halves.forward, *primals)
+    results = runtime.evaluate(halves.forward, *primals)
     count = len(graph.role_outputs(Role.OUTPUT))
     return results[:count], routed(halves.residuals, primals, results, count)
 
 
 def routed(residuals: Sequence[Any], primals: Sequence[Any], results: Sequence[Any], count: int) -> list[Any]:
-    """The residuals in the backward's order: `results` are the forward's, the user's outputs the first `count`."""
+    """The residuals in the backward's order; of the forward's `results` the first `count` are the user's outputs."""
     places = {"input": primals, "output": results[:count], "saved": results[count:]}
     return [places[r.kind][r.index] for r in residuals]
 
@@ -64,7 +64,7 @@ def run_backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[
     if halves.waits:
         flat = waited(halves.residuals, range(len(flat)), flat)
     with refused_in_vmap(hooks_in(jaxprs.opened(halves.backward)[0].eqns)):
-        return jaxprs.evaluate(halves.backward, *flat)
+        return runtime.evaluate(halves.backward, *flat)
 
 
 def waited(residuals: Sequence[Any], places: Iterable[int], given: Sequence[Any]) -> list[Any]:
@@ -74,7 +74,7 @@ def waited(residuals: Sequence[Any], places: Iterable[int], given: Sequence[Any]
     """
     flat = list(given)
     early = {i for i, r in enumerate(residuals) if r.kind == "input"}
-    late = [n for n, i in enumerate(places) if i not in early and jaxprs.is_plain(jax.typeof(flat[n]))]
-    for n, x in zip(late, jaxprs.held([flat[n] for n in late]), strict=True):
+    late = [n for n, i in enumerate(places) if i not in early and abstract.is_plain(jax.typeof(flat[n]))]
+    for n, x in zip(late, barriers.held([flat[n] for n in late]), strict=True):
         flat[n] = x
     return flat

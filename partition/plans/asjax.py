@@ -1,11 +1,13 @@
 """Say a plan in JAX's own words: which names and primitives a policy of `jax.checkpoint` must save.
 
-For code that cannot take a dependency. A policy of JAX's is asked of each equation of the function and of what its
-derivative computes ahead, by its primitive, its operands' types and its parameters; it saves what it answers with yes
-to, where the backward reads it. So a value is said by its `checkpoint_name`, else by its primitive, else by its
-primitive and operand types. To JAX a value and its name are two: where the derivative reads the one without a name, as
-that of `tanh` does, the primitive is said. Around a loop, JAX would run the whole loop again: so the policy belongs on
-the loop's body, whose carries JAX keeps as we do.
+This is for code that cannot take a dependency. JAX asks a policy about each equation of the function, and about each
+equation that its derivative computes ahead. It passes the primitive, the operands' types and the parameters. If the
+policy answers yes, JAX saves the results that the backward reads. So a policy names a value by its `checkpoint_name`,
+else by its primitive, else by its primitive and operand types.
+
+To JAX a value and its name are two values. Where the derivative reads the value without a name, as the derivative of
+`tanh` does, the policy names the primitive. Around a loop, JAX would run the whole loop again. So the policy belongs on
+the loop's body; JAX keeps its carries as we do.
 """
 
 from __future__ import annotations
@@ -19,15 +21,10 @@ from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.keys import Array, arrays_of
 from jointcut.partition.prices.rules import KEPT_OUT
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
-from jointcut.partition.program.primitives import NAME
+from jointcut.partition.program.graph import LITERAL, OPEN, STEP, TOP, Graph, Op
+from jointcut.partition.program.primitives import BY_RESULT, NAME
 from jointcut.partition.program.roles import Role, Side
-
-#: Primitives whose derivative reads their own result, and reads it without the name that the user gives it afterwards.
-_READ_BY_THEIR_OWN = frozenset(
-    ("cbrt", "cholesky", "eigh", "erf_inv", "exp", "exp2", "expm1", "logistic", "max", "min", "pow", "qr", "reduce_max")
-    + ("reduce_min", "reduce_prod", "rsqrt", "sqrt", "svd", "tan", "tanh", "triangular_solve")
-)
+from jointcut.partition.program.sides import first_met, reached
 
 _POLICIES = "jax.checkpoint_policies"
 _INDENT = "    "
@@ -36,26 +33,16 @@ _INDENT = "    "
 def residuals_of_jax(problem: Problem) -> frozenset[int]:
     """The values that JAX itself would save, whatever is demanded of them."""
     graph, verdicts = problem.graph, problem.verdicts
-    gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     read = {v for op in graph.ops if op.origin is Side.BACKWARD for v in op.inputs if op.name != STEP}
-    handed = (v for v in map(graph.outermost, read | gradients) if _traced_forward(problem, v))
+    handed = (v for v in map(graph.outermost, graph.results(Role.GRADIENT) | read) if _traced_forward(problem, v))
     return sources(graph, handed, lambda v: verdicts[v].not_saved == KEPT_OUT)
 
 
 def sources(graph: Graph, wanted: Iterable[int], is_out: Callable[[int], bool]) -> frozenset[int]:
-    """Values that are wanted; in the place of one that is out, the nearest ones from which it is computed."""
-    seen, kept, stack = set[int](), set[int](), list(wanted)
-    while stack:
-        v = stack.pop()
-        op = graph.maker_of(v)
-        if v in seen or op is None:
-            continue
-        seen.add(v)
-        if is_out(v):
-            stack += map(graph.outermost, op.inputs)
-        elif op.name != LITERAL:
-            kept.add(v)
-    return frozenset(kept)
+    """The wanted values; a value that is out is replaced by the nearest values from which it is computed."""
+    met = reached(wanted, lambda v: map(graph.outermost, graph.made_from(v)) if is_out(v) else ())
+    made = ((v, op) for v in met if (op := graph.maker_of(v)) is not None)
+    return frozenset(v for v, op in made if op.name != LITERAL and not is_out(v))
 
 
 def _traced_forward(problem: Problem, v: int) -> bool:
@@ -75,18 +62,18 @@ class Unsaid:
 
 @dataclass(frozen=True)
 class JaxPolicy:
-    """A policy of `jax.checkpoint` that saves what a plan saves, as far as JAX can be told; `print` it as Python.
+    """A policy of `jax.checkpoint` that saves the values of a plan, as far as JAX can be told; `print` it as Python.
 
     It is callable as JAX's policies are: `jax.checkpoint(f, policy=plan.to_policy())`.
 
     Attributes:
         names: the `checkpoint_name`s of values to save.
-        primitives: the primitives of which all results are saved.
-        typed: those of which results are saved where the operands have these types, each with the types.
+        primitives: the primitives whose results are all saved.
+        typed: the primitives whose results are saved for certain operand types, each with the types.
         loops: the lines of the loops whose bodies it is for; empty where it is for the whole function.
-        missing: what the plan saves, and plain JAX computes again.
-        extra: what plain JAX saves, and the plan does not.
-        notes: what else the plan does that no policy can say.
+        missing: the values that the plan saves, and plain JAX computes again.
+        extra: the values that plain JAX saves, and the plan does not.
+        notes: other decisions of the plan that no policy can say.
     """
 
     names: tuple[str, ...]
@@ -115,11 +102,11 @@ class JaxPolicy:
 
     @property
     def is_exact(self) -> bool:
-        """Whether plain JAX saves what the plan saves, and nothing else."""
+        """Whether plain JAX saves the values of the plan, and no others."""
         return not (self.missing or self.extra or self.notes)
 
     def __str__(self) -> str:
-        """Python to paste: the policy, where it belongs, and what it cannot say."""
+        """Python to paste: the policy, the place where it belongs, and the decisions that it cannot say."""
         return "\n".join([*self._remarks(), "import jax", "", "", *self._definition(), "", *self._use()])
 
     def _remarks(self) -> Iterable[str]:
@@ -165,14 +152,14 @@ def type_of(aval: Any) -> str:
 
 # --------------------------------------------------------------------------------------------- how it is found
 
-_Key = tuple[str, Any]  # a kind of key, "name", "primitive" or "typed", and what it says
+_Key = tuple[str, Any]  # a kind of key, "name", "primitive" or "typed", and its text
 
 
 def to_policy(problem: Problem, saved: Iterable[int], notes: Iterable[str] = ()) -> JaxPolicy:
-    """Return the smallest policy found that saves these values; `notes` are what else the plan does.
+    """Return the smallest policy found that saves these values; `notes` are other decisions of the plan.
 
-    It tries the coarsest key for each value that saves no more than the plan does; a value whose finest key would save
-    more than its own bytes beyond the plan is left out.
+    For each value it tries the coarsest key that saves no more than the plan does. A value is left out if its finest
+    key would save more than the value's own bytes beyond the plan.
     """
     said = _Said(problem, frozenset(saved))
     keys = said.chosen()
@@ -193,9 +180,14 @@ def to_policy(problem: Problem, saved: Iterable[int], notes: Iterable[str] = ())
 _KINDS = ("name", "primitive", "typed")
 
 
+def _is_asked(op: Op) -> bool:
+    """Whether JAX asks a policy about the results of an op."""
+    return op.payload is not None and op.name not in OPEN
+
+
 @dataclass(frozen=True)
 class _Said:
-    """What can be said of the values of a program, and what JAX makes of it."""
+    """The keys that can name the values of a program, and the values that JAX keeps for them."""
 
     problem: Problem
     saved: frozenset[int]
@@ -206,20 +198,20 @@ class _Said:
 
     @cached_property
     def loops(self) -> list[Op]:
-        """The loops of the forward outside of all others."""
+        """The loops of the forward that are in no other loop."""
         ops = (self.graph.ops[i] for i in self.graph.bodies)
         return [op for op in ops if op.origin is Side.FORWARD and op.region == TOP]
 
     @cached_property
     def arrays(self) -> dict[int, Array]:
-        """By value, the arrays that are made by equations which JAX asks a policy about."""
+        """The arrays made by equations that JAX asks a policy about, by value."""
         known = arrays_of(self.graph, self.problem.sides)
-        own = (array for array in known if array.is_forward and not array.op.inner and array.op.payload is not None)
+        own = (array for array in known if array.is_forward and not array.op.inner and _is_asked(array.op))
         return {v: array for array in own for v in array.values}
 
     @cached_property
     def target(self) -> frozenset[int]:
-        """The values that the plan saves, an array under all its names as one."""
+        """The values that the plan saves; an array under all its names counts as one."""
         return frozenset(map(self.first, self.saved))
 
     def first(self, v: int) -> int:
@@ -231,30 +223,30 @@ class _Said:
         array = self.arrays.get(v)
         if array is None:
             return []
-        if array.names and array.op.name not in _READ_BY_THEIR_OWN:
+        if array.names and array.op.name not in BY_RESULT:
             return [("name", name) for name in array.names[-1:]]
         types = tuple(type_of(atom.aval) for atom in array.op.payload.invars)
         return [("primitive", array.op.name), ("typed", (array.op.name, types))]
 
     def is_given(self, v: int, op: Op) -> bool:
         """Whether JAX keeps a value without being asked."""
-        if op.name == OPEN_LOOP:
+        if op.name in OPEN:
             return True
         return bool(self.loops) and self.graph.values[v].loop == TOP and v in self.outside
 
     @cached_property
     def outside(self) -> frozenset[int]:
-        """What plain JAX keeps outside of the loops whose bodies are checkpointed."""
+        """The values that plain JAX keeps outside the loops whose bodies are checkpointed."""
         return frozenset(v for v in residuals_of_jax(self.problem) if self.graph.values[v].loop == TOP)
 
     def kept(self, keys: Iterable[_Key]) -> frozenset[int]:
-        """What plain JAX keeps if it saves what these keys name."""
+        """The values that plain JAX keeps if it saves the values of these keys."""
         chosen = set(keys)
 
         def stops(v: int, op: Op) -> bool:
             return op.name not in (STEP, LITERAL) and (self.is_given(v, op) or not chosen.isdisjoint(self.keys_of(v)))
 
-        return frozenset(map(self.first, self.graph.first_met(self.problem.sides.wanted, stops)))
+        return frozenset(map(self.first, first_met(self.graph, self.problem.sides.wanted, stops)))
 
     def chosen(self) -> list[_Key]:
         """The keys: fine ones first, made coarser and fewer as long as JAX keeps the same."""
@@ -274,11 +266,11 @@ class _Said:
         return keys
 
     def cost(self, kept: frozenset[int]) -> int:
-        """The bytes in which what JAX keeps differs from the plan."""
+        """The bytes by which the values that JAX keeps differ from the plan."""
         return sum(self.problem.prices[v] for v in kept ^ self.target)
 
     def rows(self, values: Iterable[int]) -> tuple[Unsaid, ...]:
-        """Values in words; those that take no bytes of their own are left out."""
+        """The values in words; values that take no bytes of their own are left out."""
         prices, graph = self.problem.prices, self.graph
         rows: list[Unsaid] = []
         for v in sorted(values):

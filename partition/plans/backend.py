@@ -1,7 +1,7 @@
 """Describe the habits of a compiler, so that the two halves are written for it once.
 
-Barriers hold on every backend (`jaxprs.held`). A `Backend` records other habits of a compiler. It is chosen before a
-plan is scheduled, so that the halves that are verified are those that run.
+Barriers hold on every backend (`barriers.held`). A `Backend` records other habits of a compiler. It is chosen before a
+plan is scheduled, so that the verified halves are the halves that run.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from typing import Any
 
 import jax
 
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.graph import TOP, Graph, Op, Value
-from jointcut.partition.program.primitives import CALLS, CHEAP, ELEMENTWISE, those
+from jointcut.partition.program.graph import Graph, Op, Value
+from jointcut.partition.program.jax import jaxprs
+from jointcut.partition.program.primitives import (
+    CALLS,
+    CHEAP,
+    ELEMENTWISE,
+    LIBRARY,
+    PACKING,
+    REDUCTIONS,
+    RESHAPING,
+    SCATTERS,
+)
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sides import Sides
 
 #: Ops of an elementwise chain.
-_CHAIN = ELEMENTWISE | CALLS | {"expand_dims", "reshape", "squeeze"}
-
-_SCATTERS = those("scatters")
+_CHAIN = ELEMENTWISE | CALLS | RESHAPING
 
 
 @dataclass(frozen=True)
@@ -31,33 +38,33 @@ class Backend:
 
     Attributes:
         name: the platform, as `jax.default_backend()` tells it, or "portable" for a program that runs on several.
-        taken_apart: ops of the backward that the compiler splits into several. The part that needs a residual alone
-            could then start before the cotangent is there, so each of these ops is called in a computation of its own.
+        taken_apart: ops of the backward that the compiler splits into several. The part that needs only a residual
+            could then start before the cotangent is there. So each of these ops is called in a computation of its own.
         read_written: ops that are faster if their operands are written to memory, not computed while they are read.
         spreading: ops that the compiler hands to a library of kernels, with the elementwise chain before them. If an op
             elsewhere, such as one of the backward, reads a number of that chain too, the compiler spreads the number
             over an array.
-        most_read: how many arrays an elementwise chain may read whose end several ops read. The compiler computes it
-            again for each of these, and the sums of a deep network grow with its depth: so they are written out.
-        sums_alone: whether of these chains those alone are written out that end in a sum of cotangents.
-        shares_zeros: whether the compiler takes all zeros of a shape for one array, which it makes where a scatter
-            fills it; see `rewrite.habits.fills`.
+        most_read: how many arrays an elementwise chain may read if several ops read its end. The compiler computes the
+            chain again for each of these ops, and the sums of a deep network grow with its depth. So longer chains are
+            written out.
+        sums_alone: whether, of these chains, only chains that end in a sum of cotangents are written out.
+        shares_zeros: whether the compiler uses one array for all zeros of a shape, which it makes where a scatter fills
+            it; see `rewrite.fills`.
         sums_late: whether the compiler adds up the cotangents of a value in one loop at the end, and holds all of them
-            until then: so each sum of two is written out where there are many.
-        moves_inside: whether an array that a program copies to host memory lies there inside the program too. Else only
-            arrays that pass from one program to another do.
-        moves_in_nested: whether it can move what a loop inside a loop makes.
-        puts_off: whether the compiler may run last what nothing else reads, such as gradients of weights, and hold what
-            these are products of. So cotangents wait for them; see `lower/among`.
-        widens_bfloat16: whether the compiler holds stacks of bfloat16, which loops make, as float32 too.
-        runs_early: whether the compiler runs first what is ready first, such as the zeros that loops fill and random
-            numbers. So these wait; see `nesting.stacks` and `rewrite.habits.draws`.
-        is_followed: whether a replay fuses and orders ops and puts buffers as the compiler does; see `lower/xla`. Else
-            it runs them as they are scheduled.
-        remats: whether the compiler computes again by itself where the device has too little memory. It does not across
-            the barriers of a plan.
-        calibration: the compiler's bytes of temporaries for each byte of a replay that does not follow it, at the
-            median.
+            until then. So each sum of two is written out where there are many.
+        moves_inside: whether an array that a program copies to host memory lies there inside the program too. Otherwise
+            only arrays that pass from one program to another do.
+        moves_in_nested: whether it can move values that a loop inside a loop makes.
+        puts_off: whether the compiler may run ops last that nothing else reads, such as gradients of weights, and hold
+            their operands. So cotangents wait for them; see `lower/among`.
+        widens_bfloat16: whether the compiler also holds stacks of bfloat16, which loops make, as float32.
+        holds_products: whether the compiler holds a product of matrices that is added to an array, and the array. So
+            blocks of rows add large products in pieces; see `tiles/pieces`.
+        runs_early: whether the compiler runs ops as soon as they are ready, such as the zeros that loops fill and
+            random numbers. So these wait; see `lower/among`.
+        remats: whether the compiler computes again by itself where the device has too little memory. It does not do so
+            across the barriers of a plan.
+        calibration: the compiler's bytes of temporaries for each byte of a replay, at the median.
     """
 
     name: str
@@ -65,7 +72,7 @@ class Backend:
     read_written: frozenset[str] = frozenset()
     spreading: frozenset[str] = frozenset()
     widens_bfloat16: bool = False
-    is_followed: bool = False
+    holds_products: bool = False
     runs_early: bool = False
     most_read: int | None = None
     sums_late: bool = False
@@ -99,22 +106,22 @@ class Backend:
         values returned here, so its forward writes them too. Only values outside loops are returned: inside loops,
         writing them gained nothing.
         """
-        top = [op for op in graph.ops if op.region == TOP]
+        top = [op for op in graph.ops if graph.loop_of(op) in graph.once]
         read = {v for op in top if op.name in self.read_written for v in op.inputs}
         chained = {v for v in read if graph.values[v].maker in again and ends_chain(graph, v)}
         spread = {v for op in top if op.name in self.spreading and op.origin is Side.FORWARD for v in op.inputs}
         return frozenset(chained | (spread & _spread(graph, saved, again) if spread else spread))
 
     def written_sums(self, graph: Graph, sides: Sides, saved: Collection[int]) -> frozenset[int]:
-        """Values that the halves write to memory: those of many arrays, and sums of cotangents.
+        """Values that the halves write to memory: ends of chains that read many arrays, and sums of cotangents.
 
         They end elementwise chains that read more arrays than `most_read`, or add to a sum of many cotangents. A chain
-        begins at `saved` values, at those of other loops, and where one that is written ends. Numbers and
+        begins at `saved` values, at values of other loops, and at the end of another chain that is written. Numbers and
         repeated rows are no arrays.
         """
         if self.most_read is None:
             return frozenset()
-        arrays: dict[int, set[int]] = {}  # by the value that ends the chain; more than enough are not listed
+        arrays: dict[int, set[int]] = {}  # by the value that ends the chain; no more are listed than are needed
         written = _partial_sums(graph, saved) if self.sums_late else set[int]()
         for op in graph.ops:
             if op.name not in _CHAIN and op.name != "broadcast_in_dim":
@@ -136,14 +143,14 @@ class Backend:
         return frozenset(written.difference(saved))
 
 
-#: So many cotangents make a sum in which each sum of two is written out.
+#: The number of cotangents from which each sum of two is written out.
 _MANY = 4
 
-#: So many numbers or rows that a chain shares are spread over arrays.
+#: The number of shared numbers or rows from which a chain's are spread over arrays.
 _SEVERAL = 2
 
 #: Names of GPUs. With jaxlib 0.11.2 on an H200, XLA ends with an internal error ("Expected instruction to have shape
-#: equal to") where a program moves what a scan inside a scan makes to host memory.
+#: equal to") if a program moves the results of a scan inside a scan to host memory.
 _GPUS = ("gpu", "cuda", "rocm")
 
 #: Nothing is known of the compiler.
@@ -151,31 +158,32 @@ PORTABLE = Backend("portable")
 
 #: Measured on the suite (`make bench`) with JAX 0.10 and 0.12.
 #:
-#: The gradient of a maximum pooling first looks where the maxima are, in eight arrays of the residual's size.
+#: The gradient of a maximum pooling first finds the places of the maxima, in eight arrays of the residual's size.
 #:
 #: An elementwise chain before a product is fused in one of two ways. It may be fused into the copy that brings an
-#: operand into another layout: then each array that the chain reads is read in an order that the cache is bad at. Or it
-#: may be fused into the kernel: then XLA writes out whatever the kernel library does not know in the midst of the
-#: chain. Where the chain ends in an array of its own, the times relative to plain JAX are: the unrolled GPT 0.65
-#: instead of 0.75, the diffusion step 0.69 instead of 0.81, the variational autoencoder 0.93 instead of 1.10.
+#: operand into another layout. Then each array of the chain is read in an order that the cache is bad at. Or it may be
+#: fused into the kernel. Then XLA writes out any op in the midst of the chain that the kernel library does not know. If
+#: the chain ends in an array of its own, the times relative to plain JAX are: the unrolled GPT 0.65 instead of 0.75,
+#: the diffusion step 0.69 instead of 0.81, the variational autoencoder 0.93 instead of 1.10.
 #:
-#: The mean of a gelu of a product takes 10.5 MB of temporaries where the gelu's four numbers are spread, 4.2 MB where
-#: the gelu ends in an array of its own, and 6.3 MB in plain JAX.
+#: The mean of a gelu of a product takes 10.5 MB of temporaries if the gelu's four numbers are spread, 4.2 MB if the
+#: gelu ends in an array of its own, and 6.3 MB in plain JAX.
 #:
-#: The gradient of a residual stream is a sum over all layers behind. Where dropout or a norm stands between it and each
-#: product, a loop for each of them computes the whole sum: a vision transformer of Equinox takes 0.73 of plain's time,
-#: and not 0.97, where sums are written that read eight arrays or more. With four, other programs gain nothing.
+#: The gradient of a residual stream is a sum over all later layers. If dropout or a norm stands between it and each
+#: product, a loop for each of them computes the whole sum. If sums that read eight arrays or more are written, a vision
+#: transformer of Equinox takes 0.73 of plain's time, and not 0.97. With four, other programs gain nothing.
 #:
-#: The gradient of a matrix that is used in 32 steps, one written after the other, is a sum of 32 gradients. Where each
-#: sum of two is written, a recurrent network of width 512 takes 2.6 MB of temporaries and not 64 MB, in 0.43 of plain's
-#: time and not 0.99. Where each fifth is, it takes 8.5 MB. Where all sums of two are, a variational autoencoder loses.
+#: The gradient of a matrix that is used in 32 steps, one written after the other, is a sum of 32 gradients. If each sum
+#: of two is written, a recurrent network of width 512 takes 2.6 MB of temporaries and not 64 MB, in 0.43 of plain's
+#: time and not 0.99. If each fifth sum is written, it takes 8.5 MB. If all sums of two are, a variational autoencoder
+#: loses.
 CPU = Backend(
     "cpu",
     taken_apart=frozenset({"select_and_scatter_add"}),
-    read_written=frozenset({"conv_general_dilated", "dot_general"}),
-    spreading=frozenset({"reduce_max", "reduce_min", "reduce_sum"}),
+    read_written=PACKING,
+    spreading=LIBRARY & REDUCTIONS,
     widens_bfloat16=True,
-    is_followed=True,
+    holds_products=True,
     runs_early=True,
     most_read=7,
     sums_late=True,
@@ -185,19 +193,19 @@ CPU = Backend(
 
 #: Measured with JAX 0.10.2 by XLA's account for an H100.
 #:
-#: A value that several layers read, such as the features of edges, has a sum of cotangents, of which each layer reads a
-#: part. XLA computes such a sum in the loop of each reader, and holds all its terms until the last one; where a term is
-#: a slice of a product, it holds the whole product. Where each sum that several ops read is written, the suite's graph
+#: A value that several layers read, such as the features of edges, has a sum of cotangents, and each layer reads a part
+#: of it. XLA computes such a sum in the loop of each reader, and holds all its terms until the last reader. If a term
+#: is a slice of a product, it holds the whole product. If each sum that several ops read is written, the suite's graph
 #: network takes 84 MB of temporaries and not 131 (plain JAX 210), one with features of edges 111 and not 140 (264), the
-#: GPT in a scan 18.4 and not 21.0. Where other elementwise chains are written too, a perceptron takes 42 and not 38.
+#: GPT in a scan 18.4 and not 21.0. If other elementwise chains are written too, a perceptron takes 42 and not 38.
 #:
-#: With several devices XLA schedules to hide latency, by default too on those that it has a model of. Then the products
-#: for weights run last. A GPT of 12 blocks, its batch sharded over eight, took 4,470 MB of a device's temporaries where
-#: it is unrolled and 1,250 in a scan. Where cotangents wait for gradients, these are 1,260 and 1,266, and without that
-#: scheduler 992 and 1,015, as before. On one device the suite's perceptron takes 33.6 MB and not 37.8, its unrolled GPT
-#: 18.6 and not 20.1, mamba 25.7 and not 27.5; the others take what they took, 0.1% more at most.
+#: With several devices XLA schedules to hide latency, by default also on devices that it has a model of. Then the
+#: products for weights run last. A GPT of 12 blocks, its batch sharded over eight, took 4,470 MB of a device's
+#: temporaries unrolled and 1,250 in a scan. If cotangents wait for gradients, these are 1,260 and 1,266. Without that
+#: scheduler they are 992 and 1,015, as before. On one device the suite's perceptron takes 33.6 MB and not 37.8, its
+#: unrolled GPT 18.6 and not 20.1, mamba 25.7 and not 27.5; other programs take at most 0.1% more than before.
 #:
-#: A VGG takes 403 MB and not 432 (662) where the zeros of its poolings' gradients are not those of its relus.
+#: A VGG takes 403 MB and not 432 (662) if the zeros of its poolings' gradients are other zeros than its relus'.
 GPU = Backend(
     "gpu",
     most_read=1,
@@ -211,16 +219,17 @@ GPU = Backend(
 
 #: By XLA's account for a v5e, with JAX 0.10.2.
 #:
-#: A perceptron for which plain JAX keeps 34 GB takes 12.3 GB there, by what XLA computes again; a plan that keeps 39 GB
-#: is not compiled. Small last axes need no habit: XLA lays the longest axis along its tiles of 8 x 128: an array of
-#: [1048576, 3] takes 16.8 MB, 4/3 of its size. What fits into 128 MB of VMEM takes no temporaries of the memory.
+#: A perceptron for which plain JAX keeps 34 GB takes 12.3 GB there, because XLA computes values again; a plan that
+#: keeps 39 GB is not compiled. Small last axes need no habit. XLA lays the longest axis along its tiles of 8 x 128: an
+#: array of [1048576, 3] takes 16.8 MB, 4/3 of its size. Arrays that fit into 128 MB of VMEM take no temporaries of the
+#: memory.
 TPU = Backend("tpu", remats=True, calibration=1.0)
 
 
 def _partial_sums(graph: Graph, saved: Collection[int]) -> set[int]:
     """The sums of cotangents that only add to longer ones, where at least `_MANY` are added up.
 
-    Those count that nothing else reads, and that no loop over elements computes.
+    A cotangent counts if nothing else reads it, and no loop over elements computes it.
     """
     terms, longer = dict[int, int](), dict[int, int]()
     for op in graph.ops:
@@ -237,12 +246,12 @@ def _partial_sums(graph: Graph, saved: Collection[int]) -> set[int]:
 
 
 def _is_alone(graph: Graph, v: int, saved: Collection[int]) -> bool:
-    """Whether one op alone reads a value that is computed right before."""
+    """Whether just one op reads a value, which is computed and not saved."""
     return len(graph.consumers[v]) == 1 and graph.values[v].maker is not None and v not in saved
 
 
 def _is_apart(graph: Graph, v: int, saved: Collection[int]) -> bool:
-    """Whether a value, or what it is another form of, is the result of an op that no loop over elements computes."""
+    """Whether a value, or its source in another form, is the result of an op that no loop over elements computes."""
     while (op := graph.maker_of(v)) is not None and op.name in CHEAP:
         if len(op.inputs) != 1 or not _is_alone(graph, op.inputs[0], saved):
             return False
@@ -256,7 +265,7 @@ def _is_large(operand: Value, result: Value) -> bool:
 
 def scattered_bytes(graph: Graph) -> int:
     """The sum over all scatters of the bytes of the largest array that each reads."""
-    scatters = [op for op in graph.ops if op.name in _SCATTERS]
+    scatters = [op for op in graph.ops if op.name in SCATTERS]
     return sum(max((graph.values[v].bytes for v in op.inputs), default=0) for op in scatters)
 
 
@@ -275,7 +284,7 @@ def _spread(graph: Graph, saved: Collection[int], again: Collection[int]) -> set
     shared: dict[int, set[Any]] = {}  # by the value that ends the chain; two of them are enough
     for op in graph.ops:
         is_chain, is_row = op.name in _CHAIN, op.name == "broadcast_in_dim"
-        if op.region != TOP or not (is_chain or is_row):
+        if graph.loop_of(op) not in graph.once or not (is_chain or is_row):
             continue
         found = set[Any]()
         for v in op.inputs if is_chain else ():
@@ -294,6 +303,6 @@ def _spread(graph: Graph, saved: Collection[int], again: Collection[int]) -> set
 
 def _numbers(op: Op) -> set[Any]:
     """The numbers in an op; a call such as relu holds one."""
-    atoms = () if op.payload is None else op.payload.invars  # of a graph read from text
+    atoms = () if op.payload is None else op.payload.invars  # none for a graph read from text
     found = {str(atom) for atom in atoms if isinstance(atom, jaxprs.Literal)}
     return found | {op.id} if op.name in CALLS else found

@@ -1,6 +1,6 @@
-"""Compare a plan with what was demanded of single values.
+"""Compare a plan with the demands on single values.
 
-A plan that breaks a MUST is refused. A plan that overrules a PREFER says so, and what keeping it would have cost.
+A plan that breaks a MUST is refused. A plan that overrules a PREFER says so, and says the cost of following it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Overruled:
 
     Attributes:
         value: the id of its value in the graph.
-        demand: what was preferred.
-        reason: by which key of the policy.
+        demand: the preference.
+        reason: the key of the policy that states it.
         what: the value's type, its op and the user's line.
-        bytes: what saving the value takes.
-        seconds: what its op takes once more, by the cost model; None where ops have no prices.
-        is_computed_again: whether the plan computes it again; else it saves it in the device's memory.
+        bytes: the bytes that saving the value takes.
+        seconds: the time of one more run of its op, by the cost model; None where ops have no prices.
+        is_computed_again: whether the plan computes it again; else the plan saves it in the device's memory.
     """
 
     value: int
@@ -47,8 +47,8 @@ def overruled(
 ) -> tuple[Overruled, ...]:
     """The preferences that a plan does not follow.
 
-    It saves the values `saved`, of these some in host memory (`offloaded`), and computes others `again`. Raises
-    `PlanError` where it saves a value that must be recomputed, or saves one on the device that must be offloaded.
+    The plan saves the values `saved`, some of them in host memory (`offloaded`), and computes others `again`. Raises
+    `PlanError` where it saves a value that must be recomputed, or saves a value on the device that must be offloaded.
     """
     on_device = saved - offloaded
     out: list[Overruled] = []
@@ -79,7 +79,7 @@ def overruled(
 
 
 def told(rows: Iterable[Overruled]) -> Iterator[str]:
-    """A line for each group of overruled preferences that read the same: what following them would have cost."""
+    """A line for each group of overruled preferences that read the same, with the cost of following them."""
     groups: dict[tuple[str, str], list[Overruled]] = defaultdict(list)
     for row in rows:
         groups[row.reason, row.what].append(row)
@@ -99,7 +99,7 @@ def told(rows: Iterable[Overruled]) -> Iterator[str]:
 
 
 def in_bounds(problem: Problem | None, on_device: Set[int]) -> Iterator[str]:
-    """A line for each part of a program that may keep only so many bytes: what was asked, and what it keeps."""
+    """A line for each part of a program with a bound on its bytes: the bound, and the bytes that it keeps."""
     if problem is None:
         return
     for bound in problem.bounds:
@@ -107,7 +107,7 @@ def in_bounds(problem: Problem | None, on_device: Set[int]) -> Iterator[str]:
 
 
 def unused(problem: Problem | None, saved: Iterable[int]) -> Iterator[str]:
-    """A line for each demand to save values of which a plan saves none, since its backward has no use for them."""
+    """A line for each demand whose values a plan does not save, since its backward has no use for them."""
     musts = [c for c in (problem.constraints if problem else ()) if c.demand.is_must_keep and c.is_asked]
     kept = {c.reason for c in musts if c.value in saved}
     for reason in dict.fromkeys(c.reason for c in musts if c.reason not in kept):

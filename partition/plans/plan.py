@@ -13,21 +13,33 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NoReturn
 
+from jointcut.partition.bodies.checkpoints import Numbers
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.figures import counted, human_bytes
+from jointcut.partition.figures import counted
+from jointcut.partition.packing.forms import FORMS
 from jointcut.partition.plans.asjax import JaxPolicy, to_policy
 from jointcut.partition.plans.demands import Overruled, in_bounds, overruled, steps_fit, told, unused
+from jointcut.partition.plans.loops_told import in_segments, in_steps
 from jointcut.partition.plans.problem import Problem, as_problem
 from jointcut.partition.plans.runs import Needed, needed
-from jointcut.partition.plans.saved import DEVICE, GradientError, PackedBytes, Saved, in_smaller_forms, listed
+from jointcut.partition.plans.saved import (
+    DEVICE,
+    GradientError,
+    PackedBytes,
+    Saved,
+    in_cheaper_forms,
+    in_smaller_forms,
+    listed,
+)
+from jointcut.partition.plans.sharing import in_shared_space
 from jointcut.partition.program.bodies import Nested
-from jointcut.partition.program.graph import OPEN_LOOP, STEP, Form, Graph, in_forms
-from jointcut.partition.program.jaxprs import HOST
+from jointcut.partition.program.graph import ONCE, OPEN, STEP, Form, Graph
+from jointcut.partition.program.jax.abstract import HOST
 from jointcut.partition.program.notebook import Shown
-from jointcut.partition.stored.forms import FORMS
+from jointcut.partition.program.roles import Tile
 
-#: The values that a plan saves, its loops in segments, the kept steps of these, the values that it drops, those that it
-#: offloads, and those that wait in another form.
+#: The saved values of a plan, its loops in segments, their kept steps, the dropped values, the offloaded values, the
+#: values that wait in another form, and the numbers of checkpoints.
 PlanKey = tuple[
     tuple[int, ...],
     tuple[tuple[int, int], ...],
@@ -35,28 +47,12 @@ PlanKey = tuple[
     tuple[int, ...],
     tuple[int, ...],
     tuple[tuple[int, str], ...],
+    Numbers,
 ]
 
 
-#: What plans of a program are compared with.
+#: The names of the programs that plans are compared with.
 PLAIN_JAX, ALL_SAVED = "plain JAX", "all saved"
-
-
-def in_segments(loops: Iterable[tuple[int, int, int]]) -> Iterator[str]:
-    """A text for each loop that runs in segments, given as in `Plan.loops_in_segments`."""
-    for loop, steps, kept in loops:
-        yield f"loop {loop} in segments of {counted(steps, 'step')}{f', its last {kept} kept' * bool(kept)}"
-
-
-def in_steps(loops: Iterable[Nested]) -> Iterator[str]:
-    """A text for each loop whose steps are cut on their own: its checkpoints, and what a step keeps for itself."""
-    for loop in loops:
-        fewer = ", fewer under a budget" if loop.is_adjustable else ""
-        count = f"at most {counted(loop.checkpoints, 'checkpoint')}{fewer}, each of"
-        again = f" and runs {counted(len(loop.plan.recomputed), 'op')} again" if loop.plan.recomputed else ""
-        kept = f"a step keeps {human_bytes(loop.plan.bytes_saved)} for its own backward{again}"
-        trips = "trips unknown" if loop.trips is None else f"expected trips {loop.trips:,}"
-        yield f"{loop.name}: {count} {human_bytes(loop.checkpoint_bytes)}; {kept}; {trips}"
 
 
 @dataclass(frozen=True)
@@ -73,20 +69,22 @@ class Plan(Shown):
         seconds: the time that the recomputed ops take by a cost model, None where no model was asked.
         bound_seconds: a certified lower bound on the seconds of any plan that saves at most as many bytes.
         segments: the loops that run in segments, each as its id and the steps of one segment.
-        kept_steps: the loops of which the last steps are treated apart: what they hand to the backward is kept, on the
-            device. Where the loop runs in segments, these steps are in none; elsewhere what is offloaded of the loop is
-            that of the other steps alone. Each as its id and how many such steps it has.
+        kept_steps: the loops whose last steps are treated apart, each as its id and the number of these steps. Their
+            residuals are kept on the device. If the loop runs in segments, these steps are in none; otherwise only the
+            residuals of the other steps are offloaded.
         peak_bytes: the peak of the whole step, as the memory model predicts it.
         bytes_spared: bytes of `saved` that loops in segments do not hand over, less the carries that they keep instead.
         dropped: recomputed values that the backward does not keep for readers that stand far apart: it computes them
             once more.
-        offloaded: those of `saved` that wait in host memory, and are copied back for the backward.
+        offloaded: the saved values that wait in host memory, and are copied back for the backward.
+        checkpoints: the loops that keep fewer checkpoints than without a budget, each as the id of the op that leaves
+            these and their number.
         nested: the loops whose steps are cut on their own, each with its own plan.
-        forms: the cheaper forms of values that it takes: what they are made of is kept.
-        overruled: the preferences that it does not follow, and what following them would have cost.
-        problem: what it is a plan for.
-        packed: what a user's functions make of what is saved, if there are any; `bytes_saved` is without them.
-        gradient_error: what was measured of its smaller forms, if a bound on the error permits them.
+        forms: the cheaper forms of values that it takes: it keeps their sources.
+        overruled: the preferences that it does not follow, and the cost of following them.
+        problem: the problem that it solves.
+        packed: the bytes of saved values that a user's functions pack, if there are any; `bytes_saved` is without them.
+        gradient_error: the measured error of its smaller forms, if a bound on the error permits them.
     """
 
     strategy: str
@@ -102,6 +100,7 @@ class Plan(Shown):
     kept_steps: tuple[tuple[int, int], ...] = ()
     dropped: tuple[int, ...] = ()
     offloaded: tuple[int, ...] = ()
+    checkpoints: Numbers = ()
     nested: tuple[Nested, ...] = field(default=(), compare=False, repr=False)
     forms: tuple[Form, ...] = field(default=(), compare=False, repr=False)
     overruled: tuple[Overruled, ...] = field(default=(), compare=False, repr=False)
@@ -116,8 +115,9 @@ class Plan(Shown):
 
     @property
     def key(self) -> PlanKey:
-        """What tells the plan from the others of its program: those of one key run the same programs."""
-        return self.values, self.segments, self.kept_steps, self.dropped, self.offloaded, tuple(self.stored.items())
+        """The plan's identity among the plans of its program: equal keys, equal programs."""
+        stored = tuple(self.stored.items())
+        return self.values, self.segments, self.kept_steps, self.dropped, self.offloaded, stored, self.checkpoints
 
     @cached_property
     def stored(self) -> dict[int, str]:
@@ -125,19 +125,24 @@ class Plan(Shown):
         return {s.value: s.form for s in self.saved if s.form}
 
     @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """The rows of its program that run block by block."""
+        return () if self.problem is None else self.problem.graph.tiles
+
+    @property
     def baseline(self) -> str:
-        """What plans are compared with: plain JAX, or this program with all saved where plain JAX has no gradient."""
+        """The plan to compare with: plain JAX, or this program with all saved if plain JAX has no gradient."""
         return ALL_SAVED if any(loop.is_of_jax for loop in self.nested) else PLAIN_JAX
 
     @property
     def loops_in_segments(self) -> tuple[tuple[int, int, int], ...]:
-        """The loops in segments, each as its id, the steps of one segment, and how many last steps are in none."""
+        """The loops in segments, each as its id, the steps of one segment, and the number of last steps in none."""
         kept = dict(self.kept_steps)
         return tuple((loop, steps, kept.get(loop, 0)) for loop, steps in self.segments)
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes alive in the device's memory between the halves, beyond what the caller holds."""
+        """Bytes alive in the device's memory between the halves, beyond the arrays that the caller holds."""
         return sum(s.bytes for s in self.saved) - self.bytes_spared - self.bytes_offloaded
 
     @property
@@ -147,13 +152,13 @@ class Plan(Shown):
 
     @property
     def partly_offloaded(self) -> dict[int, int]:
-        """The loops that offload what their first steps keep alone: how many last ones keep theirs on the device."""
+        """The loops that offload only the residuals of their first steps, with the number of the other steps."""
         segments = dict(self.segments)
         return {loop: steps for loop, steps in self.kept_steps if loop not in segments}
 
     @property
     def wholly_offloaded(self) -> frozenset[int]:
-        """Those of `offloaded` of which all steps wait in host memory."""
+        """The offloaded values of which all steps wait in host memory."""
         return frozenset(s.value for s in self.saved if s.is_offloaded and not s.loop_steps)
 
     @property
@@ -163,16 +168,16 @@ class Plan(Shown):
 
     @property
     def runs_again(self) -> bool:
-        """Whether anything of the forward runs in the backward too."""
+        """Whether any op of the forward runs in the backward too."""
         return bool(self.recomputed or self.segments)
 
     def reruns(self, graph: Graph) -> tuple[int, ...]:
-        """Ids of the recomputed ops; those of dropped values stand there twice, since the backward runs them twice."""
+        """Ids of the recomputed ops; ops of dropped values appear twice, since the backward runs them twice."""
         return *self.recomputed, *sorted({i for v in self.dropped if (i := graph.values[v].maker) is not None})
 
     @property
     def gap(self) -> float | None:
-        """How far `seconds` lies above `bound_seconds`, as a fraction of the bound; None where one is not known."""
+        """The excess of `seconds` over `bound_seconds`, as a fraction of the bound; None where one is not known."""
         if self.seconds is None or self.bound_seconds is None:
             return None
         if self.bound_seconds == 0:
@@ -180,10 +185,10 @@ class Plan(Shown):
         return (self.seconds - self.bound_seconds) / self.bound_seconds
 
     def to_policy(self) -> JaxPolicy:
-        """The policy of plain `jax.checkpoint` that saves what the plan saves, as far as JAX can be told.
+        """The policy of plain `jax.checkpoint` that saves the values of the plan, as far as JAX can be told.
 
-        Print it for Python to paste, with where it belongs, what it falls short of and what it saves beyond the plan.
-        Raises `PlanError` for a plan that was not made by `Plan.of`, a strategy or a budget.
+        Print it for Python to paste. It also says where the policy belongs, which values it misses, and which values it
+        saves beyond the plan. Raises `PlanError` for a plan that was not made by `Plan.of`, a strategy or a budget.
         """
         if self.problem is None:
             raise PlanError(message("plan", "does not know its program.", "Make it with Plan.of(graph, saved=[...])."))
@@ -197,7 +202,7 @@ class Plan(Shown):
         return to_policy(self.problem.without_forms, self.values, notes)
 
     def __str__(self) -> str:
-        """The summary, then the saved values, the largest first; those that read the same share a line."""
+        """The summary, then the saved values, the largest first; values that read the same share a line."""
         return "\n".join([*self.summary(), *(f"{size:>14,}  {text}" for size, text in listed(self.saved))])
 
     def summary(self) -> list[str]:
@@ -214,7 +219,8 @@ class Plan(Shown):
     @property
     def remarks(self) -> list[str]:
         """A line for each kind of cheaper form, each loop cut by its steps, each budget, each demand without effect."""
-        cut = [*in_forms(self.forms), *in_steps(self.nested)]
+        cut = [*in_cheaper_forms(self.forms), *in_steps(self.nested)]
+        cut += [f"in blocks: {tile}" for tile in self.tiles]
         cut += in_bounds(self.problem, set(self.values) - self.wholly_offloaded)
         measured = [str(each) for each in (self.packed, self.gradient_error) if each is not None]
         without_effect = [*told(self.overruled), *unused(self.problem, self.values)]
@@ -224,7 +230,7 @@ class Plan(Shown):
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
             yield f"recomputing takes {1e3 * self.seconds:,.3f} ms"
-        if self.bound_seconds is not None:
+        if self.bound_seconds is not None and (self.bound_seconds or not self.seconds):
             gap = "" if self.gap is None else f" (gap {self.gap:.1%})"
             yield f"no plan of as few bytes takes less than {1e3 * self.bound_seconds:,.3f} ms{gap}"
         if self.peak_bytes is not None:
@@ -255,16 +261,17 @@ class Plan(Shown):
         dropped: Iterable[int] = (),
         offloaded: Iterable[int] | None = None,
         stored: Mapping[int, str] | None = None,
+        checkpoints: Iterable[tuple[int, int]] = (),
     ) -> Plan:
-        """Complete a list of value ids to a plan: which ops must run again follows from which values are saved.
+        """Complete a list of value ids to a plan: the saved values determine which ops must run again.
 
-        The other arguments fill the fields of the same names; unless told, those of the saved values are `offloaded` of
-        which the problem's constraints demand it, and those are `stored` in another form that have one in the problem.
-        Raises `PlanError` where the plan does not close.
+        The other arguments fill the fields of the same names. By default, the saved values are `offloaded` that the
+        problem's constraints demand to be, and `packing` in the forms that the problem gives them. Raises `PlanError`
+        where the plan does not close.
         """
-        problem = as_problem(program)
-        graph, sides = problem.graph, problem.sides
-        reasons = reasons or {}
+        problem, numbers = as_problem(program), tuple(sorted(checkpoints))
+        there, sides, reasons = problem.at(numbers), problem.sides, reasons or {}
+        graph = there.graph
         chosen = sorted(set(saved))
         _existing(problem, chosen)
         runs = needed(problem, frozenset(chosen))
@@ -273,12 +280,12 @@ class Plan(Shown):
         forms = problem.form_of if stored is None else stored
         kept_steps, segments = tuple(kept_steps), tuple(segments)
         parts = dict(kept_steps) if away and kept_steps else {}
-        records = tuple(_saved(problem, v, v in away, reasons.get(v, ""), forms.get(v, ""), parts) for v in chosen)
-        records = tuple(r for r in records if graph.values[r.value].maker is not None)
+        records = tuple(_saved(there, v, v in away, reasons.get(v, ""), forms.get(v, ""), parts) for v in chosen)
+        records = in_shared_space(graph, [r for r in records if graph.values[r.value].maker is not None])
         recomputed = tuple(i for i in again if i in sides.forward)
         deferred = tuple(i for i in again if i not in sides.forward)
         figures = bound_bytes, seconds, bound_seconds, segments, peak_bytes, bytes_spared, kept_steps
-        figures += (tuple(sorted(set(dropped))), tuple(away))
+        figures += (tuple(sorted(set(dropped))), tuple(away), numbers)
         kept = sides.outputs.union(chosen)
         cheaper = tuple(form for form in graph.forms if form.source in kept)
         plan = cls(strategy, records, recomputed, deferred, *figures, tuple(graph.nested.values()), cheaper)
@@ -312,7 +319,7 @@ def validated(problem: Problem, plan: Plan) -> Plan:
     """Return the plan if it closes and breaks no rule, else raise `PlanError` naming the value and the rule."""
     graph = problem.graph
     _existing(problem, plan.values)
-    _fits_program(graph, plan)
+    _fits_program(problem.at(plan.checkpoints).graph, plan)
     runs = needed(problem, frozenset(plan.values))
     if differing := sorted(runs.ops ^ {*plan.recomputed, *plan.deferred}):
         where = f"op {differing[0]} ({graph.ops[differing[0]].name})"
@@ -321,7 +328,7 @@ def validated(problem: Problem, plan: Plan) -> Plan:
 
 
 def _lawful(problem: Problem, plan: Plan, runs: Needed) -> Plan:
-    """Return the plan if no op runs again that must not; `runs` are the ops that the plan makes run."""
+    """Return the plan if no op runs again that must not; `runs` are the ops that the backward runs for the plan."""
     graph, verdicts, saved, read = problem.graph, problem.verdicts, frozenset(plan.values), runs.values
     _stored(problem, plan)
     for i in (*plan.recomputed, *plan.deferred):
@@ -345,8 +352,9 @@ def _dropped(graph: Graph, plan: Plan) -> None:
         if v not in again:
             cure = "Drop results of ops in plan.recomputed: there is nothing else to compute again."
             raise PlanError(message(where, "is not computed again in the backward.", cure))
-        if graph.ops[again[v]].name == OPEN_LOOP:
-            raise PlanError(message(where, "is made by a loop, which runs again only once.", "Drop other values."))
+        if (name := graph.ops[again[v]].name) in OPEN:
+            what = f"is made by a {'conditional' if name in ONCE else 'loop'}, which runs again only once."
+            raise PlanError(message(where, what, "Drop other values."))
 
 
 def _offloaded(problem: Problem, plan: Plan) -> None:

@@ -21,7 +21,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jointcut.partition.plans.plan import Plan, in_segments
+from jointcut.partition.bodies.checkpoints import Numbers
+from jointcut.partition.plans.loops_told import in_checkpoints, in_segments
+from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.saved import Saved, listed
 from jointcut.partition.program.notebook import Shown
 
@@ -30,9 +32,13 @@ from jointcut.partition.program.notebook import Shown
 class PlanDiff(Shown):
     """The differences from one plan to another of the same program.
 
-    `saved_only_before` and `saved_only_after` are values that the other plan does not save, or saves at another size;
-    the ids under `recomputed_only_...` are ops, those under `dropped_only_...` values, and the loops under
-    `segments_only_...` are as in `Plan.loops_in_segments`.
+    Attributes:
+        saved_only_before, saved_only_after: values that the other plan does not save, or saves at another size.
+        recomputed_only_...: ids of ops.
+        dropped_only_...: ids of values.
+        checkpoints_only_...: loops with fewer checkpoints, as in `Plan.checkpoints`.
+        segments_only_...: loops, as in `Plan.loops_in_segments`.
+
     A delta is after minus before, None where either is not known.
     """
 
@@ -45,6 +51,8 @@ class PlanDiff(Shown):
     segments_only_after: tuple[tuple[int, int, int], ...]
     dropped_only_before: tuple[int, ...]
     dropped_only_after: tuple[int, ...]
+    checkpoints_only_before: Numbers
+    checkpoints_only_after: Numbers
     delta_bytes: int
     delta_seconds: float | None
     delta_peak_bytes: int | None
@@ -57,7 +65,7 @@ class PlanDiff(Shown):
     def __str__(self) -> str:
         """A line of totals, then one for each loop in segments and for each group of values that read the same.
 
-        `-` marks what only the first plan has, `+` what only the second has. Values of most bytes come first.
+        `-` marks rows of the first plan only, `+` rows of the second only. Values of most bytes come first.
         """
         come, gone = len(self.recomputed_only_after), len(self.recomputed_only_before)
         totals = [f"{self.delta_bytes:+,} bytes saved", f"+{come} -{gone} ops recomputed"]
@@ -67,6 +75,8 @@ class PlanDiff(Shown):
         totals += [] if self.delta_peak_bytes is None else [f"{self.delta_peak_bytes:+,} bytes of peak"]
         lines = [f"- {told}" for told in in_segments(self.segments_only_before)]
         lines += [f"+ {told}" for told in in_segments(self.segments_only_after)]
+        lines += [f"- {told}" for told in in_checkpoints(self.checkpoints_only_before)]
+        lines += [f"+ {told}" for told in in_checkpoints(self.checkpoints_only_after)]
         signed = [("-", *row) for row in listed(self.saved_only_before)]
         signed += [("+", *row) for row in listed(self.saved_only_after)]
         lines += [f"{sign} {size:>13,}  {text}" for sign, size, text in sorted(signed, key=lambda row: -row[1])]
@@ -85,6 +95,8 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         _only(after.loops_in_segments, before.loops_in_segments),
         _only(before.dropped, after.dropped),
         _only(after.dropped, before.dropped),
+        _only(before.checkpoints, after.checkpoints),
+        _only(after.checkpoints, before.checkpoints),
         after.bytes_saved - before.bytes_saved,
         _delta(before.seconds, after.seconds),
         _delta(before.peak_bytes, after.peak_bytes),

@@ -28,27 +28,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import zip_longest
 from typing import Any
 
-from jointcut.partition.errors import GraphError, PlanError, message
+from jointcut.partition.errors import GraphError, PlanError
+from jointcut.partition.plans.document import FIGURES, PARTS, has_types, refuse, shown
+from jointcut.partition.plans.matching import in_order, moved
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.saved import DEVICE, Saved
-from jointcut.partition.plans.twins import in_order, moved
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.program.jaxprs import HOST
+from jointcut.partition.program.roles import Tile
 from jointcut.partition.program.text import parse, show
-from jointcut.partition.stored.forms import FORMS
 
 #: The values of `format` and `version` that are written, and the only ones that are read.
 FORMAT, VERSION = "jointcut plan", 1
-
-_CURE = "Read what dumps wrote, unchanged; to plan otherwise, use Plan.of(graph, saved=[...])."
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -60,10 +57,10 @@ def dumps(plan: Plan, graph: Graph) -> str:
     Raises `PlanError` where the plan does not fit this graph.
     """
     document = _document(plan, graph)
-    _has_types(document, "plan")
+    has_types(document, "plan")
     if _completed(document, graph) != plan:
         cure = "Write a plan with the graph that it was made for, as Plan.of returned it."
-        raise _refuse("plan", "is not what Plan.of makes of its values in this graph.", cure)
+        raise refuse("plan", "is not what Plan.of makes of its values in this graph.", cure)
     document["checksum"] = checksum(document)
     entries = (f"  {json.dumps(key)}: {_lines(document[key])}" for key in sorted(document))
     return "{\n" + ",\n".join(entries) + "\n}\n"
@@ -71,6 +68,7 @@ def dumps(plan: Plan, graph: Graph) -> str:
 
 def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
     in_part = [{"loop": loop, "kept": kept} for loop, kept in plan.partly_offloaded.items()]
+    fewer = [{"op": op, "number": number} for op, number in plan.checkpoints]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -84,9 +82,11 @@ def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
             for loop, steps, kept in plan.loops_in_segments
         ],
         **({"on_device": in_part} if in_part else {}),
+        **({"tiles": [asdict(tile) for tile in graph.tiles]} if graph.tiles else {}),
         **({"dropped": list(plan.dropped)} if plan.dropped else {}),
+        **({"checkpoints": fewer} if fewer else {}),
         "bytes_saved": plan.bytes_saved,
-        "figures": {name: getattr(plan, name) for name in _figures},
+        "figures": {name: getattr(plan, name) for name in FIGURES},
         "written_for": _program(graph),
     }
 
@@ -112,7 +112,7 @@ def _lines(value: Any) -> str:
 
 
 def checksum(document: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits of the SHA-256 of all that a plan's text says, except the checksum itself.
+    """16 hexadecimal digits of the SHA-256 of a plan's text, without the checksum itself.
 
     It detects a changed figure that nothing else in the text contradicts. It is no protection against an attacker.
     """
@@ -120,127 +120,35 @@ def checksum(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# ------------------------------------------------------------------------------------------ reading: its types
-
-
-def _refuse(where: str, what: str, cure: str = _CURE) -> PlanError:
-    return PlanError(message(where, what, cure))
-
-
-def _shown(given: Any) -> str:
-    text = json.dumps(given, default=repr)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-_Check = Callable[[Any, str], None]
-
-
-def _is_text(given: Any, where: str) -> None:
-    if not isinstance(given, str):
-        raise _refuse(where, f"is {_shown(given)}, not a text.")
-
-
-def _is_whole(given: Any, where: str) -> None:
-    if type(given) is not int:
-        raise _refuse(where, f"is {_shown(given)}, not a whole number.")
-
-
-def _is_count(given: Any, where: str) -> None:
-    if type(given) is not int or given < 0:
-        raise _refuse(where, f"is {_shown(given)}, not a whole number from 0 up.")
-
-
-def _is_amount(given: Any, where: str) -> None:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= sys.float_info.max:
-        raise _refuse(where, f"is {_shown(given)}, not a finite number from 0 up.")
-
-
-def _is_host(given: Any, where: str) -> None:
-    if given != HOST:
-        raise _refuse(where, f"is {_shown(given)}, not {_shown(HOST)}: other values have no such entry.")
-
-
-def _is_form(given: Any, where: str) -> None:
-    if not isinstance(given, str) or given not in FORMS:
-        raise _refuse(where, f"is {_shown(given)}, not one of {', '.join(map(_shown, FORMS))}.")
-
-
-def _or_null(check: _Check) -> _Check:
-    return lambda given, where: None if given is None else check(given, where)
-
-
-def _list_of(check: _Check) -> _Check:
-    def check_list(given: Any, where: str) -> None:
-        if not isinstance(given, list):
-            raise _refuse(where, f"is {_shown(given)}, not a list.")
-        for n, item in enumerate(given):
-            check(item, f"{where}[{n}]")
-
-    return check_list
-
-
-def _record(fields: Mapping[str, _Check], optional: Mapping[str, _Check] | None = None) -> _Check:
-    more = optional or {}
-
-    def check_record(given: Any, where: str) -> None:
-        if not isinstance(given, dict):
-            raise _refuse(where, f"is {_shown(given)}, not an object.")
-        if missing := sorted(fields.keys() - given.keys()):
-            raise _refuse(where, f"lacks {', '.join(map(repr, missing))}.")
-        if unknown := sorted(given.keys() - fields.keys() - more.keys()):
-            raise _refuse(where, f"holds {', '.join(map(_shown, unknown))}, which this version does not know.")
-        for name, check in (*fields.items(), *more.items()):
-            if name in given:
-                check(given[name], f"{where}.{name}")
-
-    return check_record
-
-
-_figures: dict[str, _Check] = {
-    **dict.fromkeys(("bound_bytes", "peak_bytes"), _or_null(_is_count)),
-    "bytes_spared": _is_whole,
-    **dict.fromkeys(("seconds", "bound_seconds"), _or_null(_is_amount)),
-}
-_saved: dict[str, _Check] = {
-    **dict.fromkeys(("value", "copies", "bytes"), _is_count),
-    **dict.fromkeys(("dtype", "op", "scope", "source", "reason"), _is_text),
-    "shape": _list_of(_is_count),
-}
-_parts: dict[str, _Check] = dict.fromkeys(("host_steps", "loop_steps"), _is_count)
-_has_types = _record(
-    {
-        **dict.fromkeys(("version", "bytes_saved"), _is_count),
-        **dict.fromkeys(("format", "checksum", "strategy"), _is_text),
-        **dict.fromkeys(("recomputed", "deferred"), _list_of(_is_count)),
-        "saved": _list_of(_record(_saved, {"memory": _is_host, "form": _is_form, **_parts})),
-        "segments": _list_of(_record({"loop": _is_count, "steps": _is_count}, {"kept": _is_count})),
-        "figures": _record(_figures),
-        "written_for": _list_of(_is_text),
-    },
-    {"dropped": _list_of(_is_count), "on_device": _list_of(_record({"loop": _is_count, "kept": _is_count}))},
-)
-
-
-# ---------------------------------------------------------------------------------------- reading: its meaning
+# ---------------------------------------------------------------------------------------------------- reading
 
 
 def loads(text: str, graph: Graph) -> Plan:
     """Return the plan that `dumps` wrote for this program, or for one with the same forward.
 
     Of the figures of a plan for another program only `seconds` is kept. Raises `PlanError` where the text is not a
-    plan, where it was made for a program with another forward (the error names the first difference), or where
-    something that it says is not true.
+    plan, where it was made for a program with another forward (the error names the first difference), or where the text
+    contradicts itself or the program.
     """
     try:
         document = _parsed(text)
-        _has_types(document, "plan")
+        has_types(document, "plan")
     except RecursionError as error:
-        raise _refuse("plan", "nests too deep.") from error
+        raise refuse("plan", "nests too deep.") from error
     plan = _here(document, graph)
     if document["checksum"] != (actual := checksum(document)):
-        what = f"is {_shown(document['checksum'])}, but what the text says gives {_shown(actual)}: it was changed."
-        raise _refuse("plan.checksum", what)
+        what = f"is {shown(document['checksum'])}, but what the text says gives {shown(actual)}: it was changed."
+        raise refuse("plan.checksum", what)
     return plan
+
+
+def tiles_of(text: str) -> tuple[Tile, ...]:
+    """Return the tiles of the program that a plan was made for; none for a text that is no plan."""
+    if '"tiles": ' not in text:
+        return ()
+    document = _parsed(text)
+    has_types(document, "plan")
+    return tuple(Tile(**tile) for tile in document.get("tiles", ()))
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -248,18 +156,18 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
     except (TypeError, ValueError) as error:
-        raise _refuse("plan", f"is not JSON: {error}.") from error
+        raise refuse("plan", f"is not JSON: {error}.") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise _refuse("plan", f"is no plan of jointcut: it does not say `format` {_shown(FORMAT)}.")
+        raise refuse("plan", f"is no plan of jointcut: it does not say `format` {shown(FORMAT)}.")
     if (version := document.get("version")) != VERSION:
         cure = "Read it with the jointcut that wrote it, or make the plan anew."
-        raise _refuse("plan.version", f"is {_shown(version)}, and this jointcut reads version {VERSION}.", cure)
+        raise refuse("plan.version", f"is {shown(version)}, and this jointcut reads version {VERSION}.", cure)
     return document
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if twice := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
-        raise ValueError(f"the key {_shown(twice[0])} stands twice in one object")
+        raise ValueError(f"the key {shown(twice[0])} stands twice in one object")
     return dict(pairs)
 
 
@@ -268,7 +176,7 @@ def _no_number(name: str) -> Any:
 
 
 def _here(document: Mapping[str, Any], graph: Graph) -> Plan:
-    """The plan of a document for this program, which is the document's own or has the same forward."""
+    """The plan of a document for this program; the document's program is this one, or has the same forward."""
     if (other := _difference(document["written_for"], graph)) is None:
         return _completed(document, graph)
     try:
@@ -295,6 +203,7 @@ def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
         segments=((entry["loop"], entry["steps"]) for entry in loops),
         kept_steps=((entry["loop"], entry["kept"]) for entry in [*loops, *in_part] if "kept" in entry),
         dropped=document.get("dropped", ()),
+        checkpoints=[(entry["op"], entry["number"]) for entry in document.get("checkpoints", [])],
         offloaded=[entry["value"] for entry in document["saved"] if "memory" in entry],
         stored={entry["value"]: entry["form"] for entry in document["saved"] if "form" in entry},
         **document["figures"],
@@ -303,7 +212,7 @@ def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
     _same_ops("plan.recomputed", document["recomputed"], plan.recomputed, graph)
     _same_ops("plan.deferred", document["deferred"], plan.deferred, graph)
     if (size := document["bytes_saved"]) != plan.bytes_saved:
-        raise _refuse("plan.bytes_saved", f"is {_shown(size)}, but the values take {plan.bytes_saved}.")
+        raise refuse("plan.bytes_saved", f"is {shown(size)}, but the values take {plan.bytes_saved}.")
     return plan
 
 
@@ -316,12 +225,12 @@ def _difference(lines: Sequence[str], graph: Graph) -> PlanError | None:
         name, place = _place(graph, here, n)
         had, has = ("nothing" if line is None else f"`{line.strip()}`" for line in (was, now))
         cure = "Read the plan for the program that it was made for, or make a plan for this one."
-        return _refuse(name, f"is {had} in the plan's program, but {has}{place} here.", cure)
+        return refuse(name, f"is {had} in the plan's program, but {has}{place} here.", cure)
     return None
 
 
 def _place(graph: Graph, lines: Sequence[str], n: int) -> tuple[str, str]:
-    """The op or input on line n of a graph's text, and where it stands in the user's program."""
+    """The op or input on line n of a graph's text, and its place in the user's program."""
     words = lines[n].split() if n < len(lines) else []
     count, is_apart = _ops_until(lines[: n + 1])
     if "=" in words or is_apart:
@@ -335,7 +244,7 @@ def _place(graph: Graph, lines: Sequence[str], n: int) -> tuple[str, str]:
 
 
 def _ops_until(lines: Sequence[str]) -> tuple[int, bool]:
-    """How many ops of a program these lines have, and whether the last is of a step that is cut on its own."""
+    """The number of a program's ops on these lines, and whether the last is of a step that is cut on its own."""
     count, depth, is_apart = 0, 0, False
     for line in lines:
         is_apart = bool(depth)
@@ -353,13 +262,13 @@ def _can_be_saved(entries: Sequence[Mapping[str, Any]], problem: Problem) -> Non
     for n, entry in enumerate(entries):
         v, where = entry["value"], f"plan.saved[{n}]:"
         if v >= len(graph.values):
-            raise _refuse(where, f"%{v} does not exist in the forward: the program has {len(graph.values)} values.")
+            raise refuse(where, f"%{v} does not exist in the forward: the program has {len(graph.values)} values.")
         if problem.sides.is_late(v):
-            raise _refuse(where, f"{graph.where(v)} does not exist in the forward: it needs a cotangent.")
+            raise refuse(where, f"{graph.where(v)} does not exist in the forward: it needs a cotangent.")
         if graph.values[v].maker is None:
-            raise _refuse(where, f"{graph.where(v)} is an input, which the caller holds.")
+            raise refuse(where, f"{graph.where(v)} is an input, which the caller holds.")
         if v in seen:
-            raise _refuse(where, f"{graph.where(v)} is saved twice.")
+            raise refuse(where, f"{graph.where(v)} is saved twice.")
         seen.add(v)
 
 
@@ -367,21 +276,21 @@ def _same_saved(entries: Sequence[Mapping[str, Any]], plan: Plan, graph: Graph) 
     saved = {s.value: s for s in plan.saved}
     for n, entry in enumerate(entries):
         want = _entry(saved[entry["value"]])
-        for name in ("shape", "dtype", "copies", "bytes", "op", *_parts):
+        for name in ("shape", "dtype", "copies", "bytes", "op", *PARTS):
             if (told := entry.get(name, 0)) != (due := want.get(name, 0)):
-                what = f"is {_shown(told)}, but {_shown(due)} in {graph.where(entry['value'])}."
-                raise _refuse(f"plan.saved[{n}].{name}", what)
+                what = f"is {shown(told)}, but {shown(due)} in {graph.where(entry['value'])}."
+                raise refuse(f"plan.saved[{n}].{name}", what)
 
 
 def _same_ops(where: str, given: Sequence[int], want: Sequence[int], graph: Graph) -> None:
-    """Refuse a list of ops that does not follow from what is saved, and name one op too few or too many."""
+    """Refuse a list of ops that does not follow from the saved values, and name one op too few or too many."""
     few, many = set(want) - set(given), set(given) - set(want)
     if few:
-        raise _refuse(where, f"lacks {_op(graph, min(few))}, which must run if no more than that is saved.")
+        raise refuse(where, f"lacks {_op(graph, min(few))}, which must run if no more than that is saved.")
     if many:
-        raise _refuse(where, f"holds {_op(graph, min(many))}, which need not run if all that is saved.")
+        raise refuse(where, f"holds {_op(graph, min(many))}, which need not run if all that is saved.")
     if list(given) != list(want):
-        raise _refuse(where, "names an op twice, or not in program order.")
+        raise refuse(where, "names an op twice, or not in program order.")
 
 
 def _op(graph: Graph, i: int) -> str:

@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
+from jointcut.partition.bodies.checkpoints import Adjustable, Numbers, adjustable_loops, with_checkpoints
+from jointcut.partition.packing.forms import FORMS
+from jointcut.partition.packing.packing import HOOK, Hooks, Packings
 from jointcut.partition.plans.backend import PORTABLE, Backend
-from jointcut.partition.prices.bounds import Allowance
+from jointcut.partition.prices.allowances import Allowance
 from jointcut.partition.prices.cost import CostModel, recompute_seconds, saving_bytes
 from jointcut.partition.prices.rules import (
     CheckpointPolicy,
@@ -22,24 +25,22 @@ from jointcut.partition.prices.rules import (
     not_offloaded,
     told_to_keep,
 )
-from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.graph import Graph, Value
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.program.sides import Sides, classify
-from jointcut.partition.stored.forms import FORMS
-from jointcut.partition.stored.packing import HOOK, Hooks, Packings
 
-#: How many times what saving a value takes a preference weighs. It is a guess: a plan that has to break some preference
-#: breaks the one on the fewest bytes, and a plan that has to break none breaks none.
+#: The weight of a preference, as a multiple of the cost of saving its value. It is a guess. A plan that has to break
+#: some preference breaks the one on the fewest bytes, and a plan that has to break none breaks none.
 PREFERRED = 10
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A joint program, and what is known of its ops and values.
+    """A joint program, and all that is known of its ops and values.
 
     Attributes:
         graph: the joint program.
-        sides: what must run forward and what backward.
+        sides: the ops that must run forward and the ops that must run backward.
         prices: for each value the bytes of the device that saving it keeps alive between the halves.
         verdicts: for each value the rules that forbid saving or recomputing it.
         constraints: the demands on single values, which the verdicts follow.
@@ -47,13 +48,13 @@ class Problem:
         seconds: for each op the time that running it again takes; empty where ops have no prices. Without prices, an op
             that a rule of cost forbids to run again is never run again; with prices, it costs its seconds.
         model: the cost model that gave these seconds, None where ops have no prices.
-        hooks: a user's functions, through which passes what is saved; None if there are none.
-        bounds: the parts that may keep only so many bytes; the constraints see to it.
-        forms: the values that wait in a smaller form (see `stored`) if they are saved, each with the form's name.
-        remarks: what is to be said of the demands beside any plan.
-        rates: what the device does in a second, by which the default plan of ops without prices is chosen; None where
-            the strategy has rates of its own, as for a CPU, or nobody knows any.
-        room_bytes: what the device has for temporaries; None where it is not known.
+        hooks: a user's functions that saved values pass through; None if there are none.
+        bounds: the parts with a bound on the bytes that they keep; the constraints enforce it.
+        forms: the values that wait in a smaller form (see `packing`) if they are saved, each with the form's name.
+        remarks: remarks on the demands that stand beside any plan.
+        rates: the device's rates per second, which choose the default plan of ops without prices. None where the
+            strategy has rates of its own, as for a CPU, or no rates are known.
+        room_bytes: the device's memory for temporaries; None where it is not known.
     """
 
     graph: Graph
@@ -105,12 +106,28 @@ class Problem:
 
     @cached_property
     def without_forms(self) -> Self:
-        """The same problem, in which all values wait as they are."""
+        """The same problem, in which no value waits in another form."""
         return self._with(()) if self.forms else self
 
     @cached_property
     def segmentable(self) -> dict[Any, Any]:
         """The loops that can run in segments, by plan, as far as `lower.reruns.segmentable` was asked."""
+        return {}
+
+    @cached_property
+    def adjustable(self) -> dict[int, Adjustable]:
+        """The loops whose number of checkpoints a plan may choose, by the ops that leave these."""
+        return adjustable_loops(self.graph)
+
+    def at(self, numbers: Numbers) -> Self:
+        """The same problem with other numbers of checkpoints in some loops; raises as `with_checkpoints` does."""
+        if numbers and numbers not in self._at:
+            graph = with_checkpoints(self.graph, self.adjustable, numbers)
+            self._at[numbers] = replace(self, graph=graph)._with(self.forms)
+        return self._at[numbers] if numbers else self
+
+    @cached_property
+    def _at(self) -> dict[Numbers, Any]:
         return {}
 
     def timed(self, model: CostModel) -> Self:
@@ -123,7 +140,7 @@ class Problem:
         return replace(self, seconds=tuple(seconds), model=model)
 
     def kept_bytes(self, bound: Allowance, saved: Iterable[int]) -> int:
-        """The bytes that a part keeps in the device's memory where these values are saved there."""
+        """The bytes that a part keeps in the device's memory if these values are saved there."""
         return sum(self.prices[v] for v in bound.values.intersection(saved))
 
     @cached_property
@@ -133,12 +150,12 @@ class Problem:
 
     @cached_property
     def asked_to_keep(self) -> frozenset[int]:
-        """Those of them that a user named."""
+        """The values among `must_keep` that a user named."""
         return must_keep(self.constraints, is_asked=True)
 
     @cached_property
     def preferences(self) -> tuple[Constraint, ...]:
-        """The constraints that are prices: what is preferred, where it costs no more than it is worth."""
+        """The preferences among the constraints: prices, followed where they cost no more than they are worth."""
         return tuple(c for c in self.constraints if not c.demand.is_must)
 
     @cached_property
@@ -165,16 +182,15 @@ class Problem:
         return dict(self.forms)
 
     def bytes_as(self, v: int, form: str) -> int:
-        """Bytes of all copies of a value in a form; with the empty name as they are."""
-        value = self.graph.values[v]
-        return value.copies * FORMS[form].bytes(value.shape, value.dtype) if form else value.saved_bytes
+        """Bytes of all copies of a value in a form; with the empty name, in no form."""
+        return bytes_in(self.graph.values[v], form)
 
     @cached_property
     def weighed(self) -> tuple[float, ...]:
         """The seconds of each op as a search weighs them; where nothing is preferred, they are `seconds`.
 
-        The op of a value that is preferred saved or offloaded takes longer, by `PREFERRED` times the seconds that
-        writing and reading the value takes. That of a value that is preferred recomputed takes no time.
+        If a value is preferred saved or offloaded, its op takes longer, by `PREFERRED` times the seconds that writing
+        and reading the value takes. If a value is preferred recomputed, its op takes no time.
         """
         if not self.preferences or not self.seconds or self.model is None:
             return self.seconds
@@ -189,9 +205,9 @@ class Problem:
 
     @cached_property
     def without_preferences(self) -> Self:
-        """The same problem with nothing preferred: a bound on its plans holds for the plans of this one too.
+        """The same problem with nothing preferred: a bound on its plans holds for the plans of this problem too.
 
-        What is preferred recomputed may still be recomputed, however heavy.
+        A value that is preferred recomputed may still be recomputed, however heavy.
         """
         if not self.preferences:
             return self
@@ -201,5 +217,10 @@ class Problem:
 
 
 def as_problem(program: Graph | Problem, backend: Backend = PORTABLE) -> Problem:
-    """Return a given problem as it is; for a graph, return its problem on the given backend."""
+    """Return a given problem unchanged; for a graph, return its problem on the given backend."""
     return program if isinstance(program, Problem) else Problem.of(program, backend=backend)
+
+
+def bytes_in(value: Value, form: str) -> int:
+    """Bytes of all copies of a value in a form; with the empty name, in no form."""
+    return value.copies * FORMS[form].bytes(value.shape, value.dtype) if form else value.saved_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.program.sides import Sides
+from jointcut.partition.program.sides import Sides, reached
 
 
 @dataclass(frozen=True)
@@ -21,30 +21,12 @@ class Needed:
 def needed(problem: Problem, saved: frozenset[int]) -> Needed:
     """Return the ops of the forward that the backward must run if these values are saved."""
     graph = problem.graph
-    ops: set[int] = set()
-    seen = set(saved)
-    stack = [v for v in problem.sides.wanted if v not in seen]
-    while stack:
-        v = stack.pop()
-        maker = graph.values[v].maker
-        if v in seen or maker is None:
-            continue
-        seen.add(v)
-        if maker not in ops:
-            ops.add(maker)
-            stack.extend(v for v in graph.ops[maker].inputs if v not in seen)
-    return Needed(frozenset(ops), frozenset(seen - saved))
+    met = reached(problem.sides.wanted, lambda v: () if v in saved else graph.made_from(v))
+    values = frozenset(v for v in met if v not in saved and graph.values[v].maker is not None)
+    return Needed(frozenset(i for v in values if (i := graph.values[v].maker) is not None), values)
 
 
 def runs_forward(graph: Graph, sides: Sides, values: Iterable[int]) -> frozenset[int]:
-    """The ops that the forward runs: those that outputs and effects need, and those that compute some values."""
-    ops = set(sides.forward)
-    makers = list({graph.values[v].maker for v in values} - ops)
-    while makers:
-        maker = makers.pop()
-        if maker is None or maker in ops:
-            continue
-        ops.add(maker)
-        makers += [graph.values[v].maker for v in graph.ops[maker].inputs]
-        makers.append(graph.regions[graph.ops[maker].region].holder)
-    return frozenset(ops)
+    """The ops that the forward runs: for outputs, for effects, and to compute some values."""
+    makers = [i for v in values if (i := graph.values[v].maker) is not None]
+    return sides.forward.union(reached(makers, lambda i: () if i in sides.forward else graph.behind(i)))

@@ -1,4 +1,4 @@
-"""The saved values of a plan as rows, and how those that read the same are grouped."""
+"""List the saved values of a plan as rows, and group rows that read the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from jointcut.partition.figures import counted, human_bytes
-from jointcut.partition.stored.forms import plain_bytes
+from jointcut.partition.packing.forms import plain_bytes
+from jointcut.partition.program.graph import Form
 
 _AMOUNT = re.compile(r"[\d.,]+ [kMGT]?B| and \d+ more")  # amounts in a reason, which differ from layer to layer
 
@@ -39,18 +40,18 @@ class Saved:
 
     Attributes:
         value: its id in the graph.
-        shape, dtype: of one copy.
+        shape, dtype: the type of one copy.
         copies: the trips of its loops.
-        bytes: of all copies together.
+        bytes: the bytes of all copies together.
         op: the primitive that makes it.
         scope: the name stack under which it was traced.
         source: the user's line.
         reason: why it is saved rather than recomputed.
         memory: where it waits, `"device"` or `"pinned_host"`.
-        form: the smaller form in which it waits, such as `"bfloat16"`; empty where it waits as it is.
-        host_steps: of how many steps of its outermost loop, the first ones of the forward, the copies wait in host
-            memory, where it is offloaded in part; the others wait on the device. 0 where it is not in part.
-        loop_steps: how many steps that loop has; 0 where it is not offloaded in part.
+        form: the smaller form in which it waits, such as `"bfloat16"`; empty where it waits in no form.
+        host_steps: if it is offloaded in part, the number of steps of its outermost loop whose copies wait in host
+            memory. These are the first steps of the forward; the copies of the others wait on the device. Else 0.
+        loop_steps: the number of steps of that loop; 0 where it is not offloaded in part.
     """
 
     value: int
@@ -74,19 +75,19 @@ class Saved:
 
     @property
     def host_bytes(self) -> int:
-        """Those of its bytes that wait in host memory."""
+        """The bytes that wait in host memory."""
         if not self.is_offloaded:
             return 0
         return self.bytes * self.host_steps // self.loop_steps if self.loop_steps else self.bytes
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of all copies of a float as it is, whatever its form."""
+        """Bytes of all copies as plain floats, whatever the form."""
         return self.copies * plain_bytes(self.shape, self.dtype)
 
     @property
     def why(self) -> str:
-        """That it is offloaded, if it is, in which form it waits, and why it is saved."""
+        """Why it is saved, in which form it waits, and that it is offloaded, if it is."""
         form = f"as {self.form}, " if self.form else ""
         part = f"steps 0..{self.host_steps} of {self.loop_steps} " * bool(self.loop_steps)
         return f"{f'{part}offloaded, ' * self.is_offloaded}{form}{self.reason}"
@@ -99,9 +100,9 @@ class Saved:
 
 @dataclass(frozen=True)
 class PackedBytes:
-    """What a user's functions make of what is saved: how many arrays they pack, and the bytes before and after.
+    """The effect of a user's functions on saved values: how many arrays they pack, and the bytes before and after.
 
-    `plain_bytes` are those of the arrays as they reach the functions, in a smaller form if they have one.
+    `plain_bytes` counts the arrays as they reach the functions, in a smaller form if they have one.
     """
 
     values: int
@@ -116,12 +117,12 @@ class PackedBytes:
 
 @dataclass(frozen=True)
 class GradientError:
-    """What was found of smaller forms where a bound on the error of the gradient permits them.
+    """The measured error of smaller forms, if a bound on the error of the gradient permits them.
 
     Attributes:
         most: the bound, relative to the gradient.
         relative: the error that was measured; None where none was.
-        are_drawn: whether the arguments were drawn at random, since those of a call were not known.
+        are_drawn: whether the arguments were drawn at random, since no call's were known.
         unused: why no value waits in a smaller form; empty where some do.
     """
 
@@ -141,7 +142,7 @@ class GradientError:
 def alike(rows: Iterable[_Row], **apart: Any) -> list[list[_Row]]:
     """Group rows that read the same; the group of most bytes comes first.
 
-    Within a group the fields in `apart` may differ, as may the amounts in the reasons.
+    Within a group the fields in `apart` may differ, and so may the amounts in the reasons.
     """
     groups: dict[Any, list[_Row]] = defaultdict(list)
     for row in rows:
@@ -150,7 +151,7 @@ def alike(rows: Iterable[_Row], **apart: Any) -> list[list[_Row]]:
 
 
 def grouped(saved: Iterable[Saved]) -> list[list[Saved]]:
-    """Group saved values that read the same, as those of equal layers do; the group of most bytes comes first."""
+    """Group saved values that read the same, such as values of equal layers; the group of most bytes comes first."""
     return alike(saved, value=0, scope="")
 
 
@@ -162,7 +163,7 @@ def listed(saved: Iterable[Saved]) -> Iterator[tuple[int, str]]:
 
 
 def in_smaller_forms(saved: Iterable[Saved]) -> Iterator[str]:
-    """A line for each smaller form in which saved values wait: how many, and how much less is kept."""
+    """A line for each smaller form in which saved values wait: how many, and how many fewer bytes are kept."""
     forms: dict[str, list[Saved]] = defaultdict(list)
     for s in saved:
         if s.form:
@@ -170,3 +171,13 @@ def in_smaller_forms(saved: Iterable[Saved]) -> Iterator[str]:
     for form, own in forms.items():
         size, plain = sum(s.bytes for s in own), sum(s.plain_bytes for s in own)
         yield f"kept as {form}: {counted(len(own), 'value')}, {human_bytes(size)} instead of {human_bytes(plain)}"
+
+
+def in_cheaper_forms(forms: Iterable[Form]) -> Iterator[str]:
+    """A text for each kind of cheaper form: how many values have it, and how many fewer bytes are kept."""
+    kinds: dict[str, list[Form]] = defaultdict(list)
+    for form in forms:
+        kinds[form.kind].append(form)
+    for kind, own in kinds.items():
+        less = sum(form.bytes_less for form in own)
+        yield f"{kind}: {counted(len(own), 'value')}{f', {human_bytes(less)} less' * bool(less)}"

@@ -1,12 +1,12 @@
 """Price every value in bytes and every op in seconds.
 
 A residual costs the bytes that stay alive between the halves: one copy of the array per trip of its loops. Inputs of
-the program cost nothing, since the caller holds them, and so do outputs, since the caller gets them anyway. A price in
-bytes is an exact integer.
+the program cost nothing, since the caller holds them. Outputs cost nothing, since the caller gets them anyway. A price
+in bytes is an exact integer.
 
 An op costs the seconds of one more run, which a *cost model* estimates. `Roofline` (Williams, Waterman and Patterson,
 2009) knows three rates of a device: an op takes as long as its flops or as its bytes, whichever is longer. An op that
-XLA fuses into a neighbour moves no bytes of its own and costs its flops alone.
+XLA fuses into a neighbour moves no bytes of its own and costs only its flops.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from jointcut.partition.errors import PlanError, message
 from jointcut.partition.prices.counts import PER_ELEMENT, Shape, Work, counted
 from jointcut.partition.prices.flops import is_fused, moved_bytes, traffic, work
 from jointcut.partition.prices.rules import heavy
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op
+from jointcut.partition.program.graph import LITERAL, OPEN, STEP, Graph, Op
 from jointcut.partition.program.primitives import CALLS
 from jointcut.partition.program.sides import Sides
 
-#: Below so many bytes of temporaries, by the model, no fresh memory is needed: C libraries keep buffers up to 32 MB for
-#: the next call, and XLA takes about a quarter more than the model says.
+#: With fewer bytes of temporaries than this, by the model, no fresh memory is needed: C libraries keep buffers up to 32
+#: MB for the next call, and XLA takes about a quarter more than the model says.
 REUSED_BYTES = 24_000_000
 
 
 def saving_bytes(graph: Graph, sides: Sides) -> list[int]:
-    """Return, for each value, the bytes that saving it keeps alive between the halves."""
+    """Return, for each value, the bytes that saving it keeps alive between the halves.
+
+    Branches share the space of their values. Each value counts for its share of the space, which is never too much for
+    all.
+    """
     free = {v for v, _ in graph.inputs} | sides.outputs
-    return [0 if value.id in free else value.saved_bytes for value in graph.values]
+    return [0 if v.id in free else v.saved_bytes // graph.rivals[v.loop] for v in graph.values]
 
 
 class CostModel(Protocol):
@@ -43,7 +47,7 @@ class CostModel(Protocol):
         ...
 
     def saving_seconds(self, num_bytes: int) -> float:
-        """The seconds that writing so many bytes for the backward and reading them takes.
+        """The seconds that writing the bytes for the backward and reading them take.
 
         They are finite, above zero, and in proportion to the bytes.
         """
@@ -94,7 +98,7 @@ class Roofline:
         return max(computing, moving)
 
     def product_rate(self, graph: Graph, op: Op) -> float:
-        """The flops in a second of an op's products."""
+        """The flops per second of an op's products."""
         del graph, op
         return self.flops_per_s
 
@@ -103,12 +107,12 @@ class Roofline:
         return 2 * num_bytes / (self.fresh_bytes_per_s or self.bytes_per_s)
 
     def within(self, num_bytes: int) -> Self:
-        """The rates for a program that saves at most so many bytes; if they are few, it needs no fresh memory."""
+        """The rates for a program that saves at most `num_bytes`; if these are few, it needs no fresh memory."""
         return replace(self, fresh_bytes_per_s=None) if num_bytes < REUSED_BYTES else self
 
 
 def _is_finite(given: Any) -> TypeGuard[float]:
-    """Whether something is a real number, of Python's or numpy's, that a float can hold."""
+    """Whether an object is a real number, of Python's or numpy's, that a float can hold."""
     if not isinstance(given, Real) or isinstance(given, bool):
         return False
     try:
@@ -117,7 +121,7 @@ def _is_finite(given: Any) -> TypeGuard[float]:
         return False
 
 
-_FREE = (STEP, LITERAL, OPEN_LOOP)  # a scan's body lies in the graph itself, op by op
+_FREE = (STEP, LITERAL, *OPEN)  # a scan's body lies in the graph itself, op by op
 
 
 def _is_fused(graph: Graph, op: Op) -> bool:
@@ -166,9 +170,11 @@ def op_seconds(graph: Graph, op: Op, model: CostModel) -> float:
 def recompute_seconds(graph: Graph, sides: Sides, model: CostModel) -> list[float]:
     """Return, for each op, the seconds that running it again in the backward takes, over all trips of its loops.
 
-    Zero for an op that the forward does not need, since it runs once on either side, and for pseudo-ops and loops.
+    They are zero for an op that the forward does not need, since it runs once on either side, and for pseudo-ops and
+    loops. Only one of several branches runs, so each counts for its share.
     """
     return [
-        op_seconds(graph, op, model) * graph.trips[graph.loop_of(op)] if op.id in sides.forward else 0.0
+        op_seconds(graph, op, model) * graph.trips[loop] / graph.rivals[loop] if op.id in sides.forward else 0.0
         for op in graph.ops
+        for loop in [graph.loop_of(op)]
     ]

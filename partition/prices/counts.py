@@ -1,13 +1,14 @@
-"""Count what a primitive computes on arrays of given shapes.
+"""Count the operations of a primitive on arrays of given shapes.
 
-The counts are those of the mathematics, not of a compiler: two for each product of a matrix product or a convolution,
-but none for a product with the zeros between dilated elements or outside an array; n log2 n comparisons for a sort; one
-for each element in most other primitives. `WEIGHTS` says how many additions take as long as one `exp`, or as one of
-those comparisons.
+The counts are mathematical, and do not depend on a compiler. There are two for each product of a matrix product or a
+convolution, but none for a product with the zeros between dilated elements or outside an array. A sort counts n log2 n
+comparisons. Most other primitives count one for each element. `WEIGHTS` says how many additions take as long as one
+`exp`, or as one of those comparisons.
 
-Counts of factorisations are the leading terms in Golub and Van Loan, *Matrix Computations* (2013); that of the fast
-Fourier transform is the usual 5 n log2 n. A random number takes a block of Threefry (Salmon et al., 2011) whatever its
-width, up to 64 bits: 20 rounds at five operations each, five injections of three, and the sums and the xor around them.
+Counts of factorisations are the leading terms in Golub and Van Loan, *Matrix Computations* (2013). The count of the
+fast Fourier transform is the usual 5 n log2 n. A random number takes a block of Threefry (Salmon et al., 2011) whatever
+its width, up to 64 bits: 20 rounds at five operations each, five injections of three, and the sums and the xor around
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from jointcut.partition.program.primitives import CUMULATIVE, MOVEMENT, OPAQUE, PRODUCTS, REDUCTIONS, WEIGHTS
+from jointcut.partition.program.primitives import ATTENTION, CUMULATIVE, MOVEMENT, OPAQUE, PRODUCTS, REDUCTIONS, WEIGHTS
 
 Shape = tuple[int, ...]
 
@@ -66,8 +67,8 @@ def counted(
     """The work of a primitive without a jaxpr inside, by the shapes it reads and writes; None where it is unknown.
 
     Without `params`, which an op of a graph text does not have, they are inferred from the shapes: the contracted size
-    of a product is what the shapes leave over, and a row is the last dimension. A complex operation counts as four real
-    ones.
+    of a product is the size that the shapes leave over, and a row is the last dimension. A complex operation counts as
+    four real ones.
     """
     if name in OPAQUE:
         return None
@@ -148,7 +149,7 @@ def _contracted(arrays: Arrays) -> float:
 
 
 def _ragged_dot(arrays: Arrays) -> float:
-    """Two flops for each product, where each row meets the matrix of its own group only."""
+    """Two flops for each product, where each row meets only the matrix of its own group."""
     lhs, rhs = arrays.pair
     if "ragged_dot_dimension_numbers" not in arrays.params:
         return 2.0 * math.prod(lhs) * (rhs[-1] if rhs else 1)
@@ -159,9 +160,9 @@ def _ragged_dot(arrays: Arrays) -> float:
 
 
 def _convolution(arrays: Arrays) -> float:
-    """Two flops for each product of an element of the input with one of the kernel.
+    """Two flops for each product of an element of the input with an element of the kernel.
 
-    A kernel holds the channels of one feature group only; with batch groups each result takes one group's batch.
+    A kernel holds only the channels of one feature group; with batch groups each result takes one group's batch.
     """
     lhs, rhs = arrays.pair
     if "dimension_numbers" not in arrays.params:
@@ -179,7 +180,7 @@ def _convolution(arrays: Arrays) -> float:
 def _met(length: int, taps: int, outs: int, low: int, stride: int, apart: int, step: int) -> int:
     """How many pairs of an output and a tap of the kernel meet an element of the input, along one dimension.
 
-    Output o and tap t look at place o*stride + t*step - low, where elements stand `apart` places from each other.
+    Output o and tap t meet the place o*stride + t*step - low, where elements stand `apart` places from each other.
     """
     if outs < taps:  # outputs and taps may be swapped: the loop below runs over the fewer of them
         outs, taps, stride, step = taps, outs, step, stride
@@ -196,7 +197,7 @@ def _met(length: int, taps: int, outs: int, low: int, stride: int, apart: int, s
 
 def _attention(arrays: Arrays) -> float:
     """Two products in a kernel of cuDNN's: of queries with keys, and of their weights with values."""
-    axis = 2 if arrays.params.get("layout") else 1  # of the length: (batch, heads, length, width), or heads third
+    axis = 2 if arrays.params.get("layout") else 1  # the length's axis: (batch, heads, length, width), or heads third
     keys = arrays.pair[1]
     return 4.0 * arrays.size * (keys[axis] if len(keys) > axis else 1)
 
@@ -251,7 +252,7 @@ def _qr(arrays: Arrays) -> float:
 
 
 def _svd(arrays: Arrays) -> float:
-    """By Golub and Reinsch, or behind a QR where that is less: the values alone, or with vectors."""
+    """By Golub and Reinsch, or after a QR where that is less: only the values, or with vectors."""
     number, *sides = arrays.matrices
     m, n = max(sides), min(sides)
     if len(arrays.writes) == 1:
@@ -320,7 +321,6 @@ def _random(arrays: Arrays) -> float:
     return RANDOM_NUMBER * max(map(math.prod, arrays.writes), default=0)
 
 
-_ATTENTION = ("dot_product_attention_fp8_fwd_wrapper", "dot_product_attention_fwd_wrapper")
 _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "approx_top_k": _top,
     "cholesky": _eliminated(1),
@@ -350,14 +350,15 @@ _COUNTS: dict[str, Callable[[Arrays], float]] = {
     "top_k": _top,
     "triangular_solve": _solve,
     "tridiagonal": _cubic(4 / 3, 4 / 3),
-    **dict.fromkeys(("random_bits", "threefry2x32"), _random),
-    **dict.fromkeys(_ATTENTION, _attention),
+    "random_bits": _random,
+    "threefry2x32": _random,
+    **dict.fromkeys(ATTENTION, _attention),
     **dict.fromkeys(CUMULATIVE, _n_log_n),
     **{f"reduce_window_{name}": _windows for name in ("max", "min", "sum")},
     **dict.fromkeys(REDUCTIONS | {"reduce"}, _reduced),
     **{f"scatter{how}": _scatter for how in ("", "-add", "-max", "-min", "-mul", "-sub")},
 }
 
-#: Primitives counted here although they may hold a jaxpr, which says what is done to one element. Where only that jaxpr
-#: says so, the primitive is in `BY_BODY`.
+#: Primitives counted here although they may hold a jaxpr, which defines the work on one element. If only that jaxpr
+#: defines it, the primitive is in `BY_BODY`.
 PER_ELEMENT = frozenset(_COUNTS)

@@ -1,7 +1,7 @@
-"""Count what one equation computes and moves.
+"""Count the operations and the bytes of one equation.
 
-A call or a loop counts with the equations inside it. Bytes are those of operands read and of results written, as if the
-equation ran alone; `is_fused` names the primitives that do not.
+A call or a loop counts with the equations inside it. Bytes are the bytes of operands read and of results written, as if
+the equation ran alone; `is_fused` names the primitives that move none.
 """
 
 from __future__ import annotations
@@ -11,17 +11,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from jointcut.partition.prices.counts import PER_ELEMENT, Arrays, Work, counted
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.primitives import BY_BODY, CHEAP, CUMULATIVE, OPAQUE, PICKING, REORDERING, WEIGHTS
+from jointcut.partition.program.jax import abstract, jaxprs, own_primitives
+from jointcut.partition.program.primitives import (
+    BY_BODY,
+    CHEAP,
+    CUMULATIVE,
+    OPAQUE,
+    PICKING,
+    REORDERING,
+    SCAN,
+    WEIGHTS,
+    WHILE,
+)
 from jointcut.partition.program.sizes import names_in
 
-#: Primitives that XLA folds into the loop that reads the result. It does not always do so with one that takes elements
-#: in another order or from several arrays. Other movement only changes how an index is computed.
+#: Primitives that XLA folds into the loop that reads the result. XLA does not always do so with a primitive that takes
+#: elements in another order or from several arrays. Other movement only changes how an index is computed.
 _FUSED = CHEAP - REORDERING
 
 
 def flops(eqn: jaxprs.Equation) -> float | None:
-    """Flops of one run of an equation; None for a kernel that does not tell them.
+    """Flops of one run of an equation; None for a kernel that does not state them.
 
     An operation other than an addition or a multiplication counts as the additions that take as long: see
     `primitives.WEIGHTS`.
@@ -33,31 +43,31 @@ def flops(eqn: jaxprs.Equation) -> float | None:
 def jaxpr_flops(closed: Any) -> float:
     """Operations of one run of a jaxpr, as people count them: an `exp` or a comparison is one, like an addition.
 
-    Kernels that do not say what they compute count nothing.
+    Kernels that do not state their work count nothing.
     """
     done = _sequence(jaxprs.opened(closed)[0])
     return done.products + done.others
 
 
 def work(eqn: jaxprs.Equation) -> Work | None:
-    """The work of one run of an equation; None for a kernel that does not tell it.
+    """The work of one run of an equation; None for a kernel that does not state it.
 
-    A call counts the equations inside, a scan counts its body once per trip. Of several branches, each kind of work
-    counts as in the branch that has most of it. How often a `while` runs is unknown: its body and its condition count
-    once, so its count is a lower bound. A loop of ours counts as often as it is expected to run (`CallRules.runs`).
+    A call counts the equations inside, a scan counts its body once per trip. For several branches, each kind of work
+    counts as in the branch with most of it. How often a `while` runs is unknown: its body and its condition count once,
+    so its count is a lower bound. A loop of ours counts as often as it is expected to run (`CallRules.runs`).
     """
     name = eqn.primitive.name
     if name in OPAQUE:
         told = eqn.params.get("cost_estimate")
         return None if told is None else _told(told.flops, told.transcendentals)
-    if name == "scan":
+    if name == SCAN:
         layout = jaxprs.scan_layout(eqn)
         return _sequence(layout.body).times(layout.length)
     if (runs := _runs(eqn)) is not None:
         return Work.sum(_sequence(jaxprs.opened(closed)[0]).times(count) for closed, count in runs)
     if name not in PER_ELEMENT and (inner := list(jaxprs.inner_jaxprs(eqn))):
         parts = map(_sequence, inner)
-        return Work.sum(parts) if name == "while" else Work.largest(parts)
+        return Work.sum(parts) if name == WHILE else Work.largest(parts)
     reads, writes = ([getattr(v.aval, "shape", ()) for v in ends] for ends in (eqn.invars, eqn.outvars))
     is_complex = any(getattr(getattr(v.aval, "dtype", None), "kind", "") == "c" for v in eqn.outvars)
     if name in BY_BODY and (done := counted(name, reads, writes, eqn.params)) is not None:
@@ -66,13 +76,13 @@ def work(eqn: jaxprs.Equation) -> Work | None:
 
 
 def _runs(eqn: jaxprs.Equation) -> Sequence[tuple[jaxprs.ClosedJaxpr, int]] | None:
-    """As `runs_of`; None where these programs have symbolic sizes: the call's own jaxpr has numbers in their place."""
-    runs = jaxprs.runs_of(eqn)
+    """As `runs_of`; None for programs of symbolic sizes, since the call's own jaxpr has numbers in their place."""
+    runs = own_primitives.runs_of(eqn)
     return None if runs is None or any(names_in(closed) for closed, _ in runs) else runs
 
 
 def _told(flops: float, transcendentals: float) -> Work:
-    """The work that a kernel states in its `cost_estimate`; its flops are taken for those of products."""
+    """The work that a kernel states in its `cost_estimate`; its flops count as flops of products."""
     return Work(float(flops), float(transcendentals), WEIGHTS["exp"] * float(transcendentals))
 
 
@@ -81,30 +91,30 @@ def _sequence(jaxpr: jaxprs.Jaxpr) -> Work:
 
 
 def moved_bytes(eqn: jaxprs.Equation) -> int:
-    """Bytes that one run of an equation on its own reads and writes.
+    """Bytes that one run of an equation reads and writes, if it runs alone.
 
     A primitive that reads only some elements counts only those. A call moves at least its operands and results, and at
-    least the bytes of the ops inside that are not fused. A scan counts so once per trip, branches count as the one that
-    moves most, and a `while` as one trip.
+    least the bytes of the ops inside that are not fused. A scan counts this once per trip, branches count as the branch
+    that moves most, and a `while` as one trip.
     """
     name = eqn.primitive.name
     if name in OPAQUE and (told := eqn.params.get("cost_estimate")) is not None:
         return int(told.bytes_accessed)
-    if name == "scan":
+    if name == SCAN:
         layout = jaxprs.scan_layout(eqn)
         return layout.length * _moved_inside(layout.body)
     if (runs := _runs(eqn)) is not None:
         return sum(count * _moved_inside(jaxprs.opened(closed)[0]) for closed, count in runs)
     if name not in PER_ELEMENT and name not in OPAQUE and (inner := list(jaxprs.inner_jaxprs(eqn))):
         parts = [_moved_inside(jaxpr) for jaxpr in inner]
-        return sum(parts) if name == "while" else max(parts)
-    reads, writes = ([jaxprs.aval_bytes(v.aval) for v in ends] for ends in (eqn.invars, eqn.outvars))
+        return sum(parts) if name == WHILE else max(parts)
+    reads, writes = ([abstract.aval_bytes(v.aval) for v in ends] for ends in (eqn.invars, eqn.outvars))
     row = Arrays([getattr(v.aval, "shape", ()) for v in eqn.invars], [], eqn.params).row if name in CUMULATIVE else 1
     return traffic(name, reads, writes, row)
 
 
 def _moved_inside(jaxpr: jaxprs.Jaxpr) -> int:
-    ends = sum(jaxprs.aval_bytes(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
+    ends = sum(abstract.aval_bytes(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
     return max(ends, sum(moved_bytes(eqn) for eqn in jaxpr.eqns if not is_fused(eqn.primitive.name)))
 
 
@@ -114,7 +124,7 @@ def is_fused(name: str) -> bool:
 
 
 def traffic(name: str, reads: Sequence[int], writes: Sequence[int], row: int = 1) -> int:
-    """Bytes that a primitive reads and writes, from those of its operands and results.
+    """Bytes that a primitive reads and writes, from the bytes of its operands and results.
 
     A cumulative sum along rows of length `row` is computed in parallel, which passes over the rows log2(row) times.
     """

@@ -1,12 +1,12 @@
 """Find the values that the keys of a policy name.
 
-A key is a text or a predicate on an op and a value that it makes. A text names the values
+A key is a text or a predicate on an op and a value that it makes. A text names one of
 
-- of a `checkpoint_name`;
-- in a scope: names that stand next to each other on the name stack, joined by `/` (`"block_0/attention"`). These are
-  those of `jax.named_scope`, of functions under `jax.jit`, and of modules of Flax, Equinox and Haiku. A value in a loop
-  has the scopes around the loop too;
-- of a primitive (`"dot_general"`).
+- the values of a `checkpoint_name`;
+- the values in a scope: names that stand next to each other on the name stack, joined by `/` (`"block_0/attention"`).
+  The names come from `jax.named_scope`, from functions under `jax.jit`, and from modules of Flax, Equinox and Haiku. A
+  value in a loop has the scopes around the loop too;
+- the values of a primitive (`"dot_general"`).
 
 `*`, `?` and `[...]` in a text stand for characters, within one name of a scope. An array and its `checkpoint_name` are
 one value with all its names, scopes and primitives.
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import jax
 
 from jointcut.partition.errors import PolicyError, message, nearest
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Graph, Op, Value
+from jointcut.partition.program.graph import LITERAL, OPEN, OPEN_LOOP, STEP, Graph, Op, Value
 from jointcut.partition.program.places import modules_of
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, NAME
 from jointcut.partition.program.roles import Side
@@ -37,7 +37,7 @@ _NAME, _PREDICATE, _KIND = range(3)  # how a key names a value, the most particu
 class Array:
     """An array of the forward: the value that an op makes, and the same array under each of its names.
 
-    `values` are ids, the one without a name first; `scope` is the path of the names on the name stack.
+    `values` are ids, the value without a name first; `scope` is the path of the names on the name stack.
     """
 
     values: tuple[int, ...]
@@ -47,12 +47,12 @@ class Array:
 
     @property
     def is_forward(self) -> bool:
-        """Whether it was traced with the forward; what is traced with the backward alone is not for saving."""
+        """Whether it was traced with the forward; arrays traced only with the backward are not for saving."""
         return self.op.origin is Side.FORWARD
 
 
 def arrays_of(graph: Graph, sides: Sides) -> Iterator[Array]:
-    """The arrays of a program's forward that ops of the user's make, in order; not the carries of a loop."""
+    """The arrays of a program's forward that the user's ops make, in order, without the carries of loops."""
     paths: dict[int, tuple[str, ...]] = {}
     for op in graph.ops:
         if not _is_users(op) or (renames(op) and _is_users(graph.maker_of(op.inputs[0]))):
@@ -67,12 +67,12 @@ def _is_users(op: Op | None) -> bool:
 
 
 def renames(op: Op) -> bool:
-    """Whether an op gives an array a name, or stands behind a value that a `jax.checkpoint` saves or hands on."""
+    """Whether an op gives an array a name, or follows a value that a `jax.checkpoint` saves or hands on."""
     return op.name == NAME or (op.name in ("copy", "reduce_precision") and CHECKPOINT_SCOPE in op.scope)
 
 
 def _around(graph: Graph, region: int, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """The scopes around a region: those of the op that holds it, and around that."""
+    """The scopes around a region: the scopes of the op that holds it, and the scopes around that."""
     if region not in known:
         holder = None if graph.regions[region].holder is None else graph.holder_of(region)
         known[region] = () if holder is None else (*_around(graph, holder.region, known), *modules_of(holder.scope))
@@ -91,12 +91,12 @@ def _same(graph: Graph, v: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def how_named(key: Key, array: Array, graph: Graph) -> int | None:
-    """How a key names an array; None where it does not."""
+    """The way in which a key names an array; None where it does not."""
     if not isinstance(key, str):
         return _PREDICATE if any(_holds(key, graph, v) for v in array.values) else None
     if any(_like(name, key) for name in array.names):
         return _NAME
-    return _KIND if _like(array.op.name, key) or _in_scope(tuple(key.split("/")), array.scope) else None
+    return _KIND if _like(array.op.primitive, key) or _in_scope(tuple(key.split("/")), array.scope) else None
 
 
 def _holds(key: Callable[[Op, Value], Any], graph: Graph, v: int) -> bool:
@@ -115,20 +115,20 @@ def _in_scope(parts: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 
 def named_by(key: Key, graph: Graph) -> frozenset[int]:
-    """The values of a program's forward that a key names, with what the loops carry that stand in a scope."""
+    """The values of a program's forward that a key names, with the carried values of loops in a scope."""
     sides, paths = classify(graph), dict[int, tuple[str, ...]]()
     named = (array for array in arrays_of(graph, sides) if how_named(key, array, graph) is not None)
     values = {v for array in named for v in array.values}
     parts = tuple(key.split("/")) if isinstance(key, str) else ()
     for op in graph.ops if parts else ():
-        path = (*_around(graph, op.region, paths), *modules_of(op.scope)) if op.name == OPEN_LOOP else ()
+        path = (*_around(graph, op.region, paths), *modules_of(op.scope)) if op.name in OPEN else ()
         if _in_scope(parts, path):
             values.update(v for v in op.outputs if not sides.is_late(v))
     return frozenset(values)
 
 
 def names_nothing(key: Key, arrays: Sequence[Array]) -> NoReturn:
-    """Raise `PolicyError` for a key that names none of some arrays, with what it could name."""
+    """Raise `PolicyError` for a key that names none of some arrays, with the names that it could use."""
     where = f"policy[{shown(key)}]"
     if not isinstance(key, str):
         known = nearest("", {array.op.name for array in arrays})
@@ -150,6 +150,6 @@ def shown(key: Key) -> str:
 
 
 def title(function: Any) -> str:
-    """A predicate, or a policy of JAX's, in messages: by its name."""
+    """A predicate, or a policy of JAX's, in messages: its name."""
     known = (name for name, policy in vars(jax.checkpoint_policies).items() if policy is function)
     return next(known, None) or getattr(function, "__qualname__", None) or repr(function)

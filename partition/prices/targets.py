@@ -1,11 +1,11 @@
-"""Know the accelerators that programs are planned for: their memory, and what they do in a second.
+"""Know the accelerators that programs are planned for: their memory and their rates.
 
-The figures of a chip are those of its maker's data sheet, named in `source`: without sparsity, and of links both ways
+The figures of a chip come from its maker's data sheet, named in `source`: without sparsity, and for links both ways
 together. A program attains a share of them, `ATTAINED`. XLA multiplies float32 in TF32 on NVIDIA's and AMD's GPUs, and
 in bfloat16 on TPUs, unless a higher precision is asked for.
 
-The configuration of a GPU that is not there has the names and figures of XLA's `GpuTargetConfigProto`, for which XLA
-has a file for most of these chips (`xla/backends/gpu/target_config/specs`).
+The configuration of a GPU that is not there has the names and figures of XLA's `GpuTargetConfigProto`. XLA has a file
+of these for most chips (`xla/backends/gpu/target_config/specs`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ platform_name: "{platform}" {library} device_description_str: "{kind}"
 
 @dataclass(frozen=True)
 class Accelerator(Roofline):
-    """The rates of a GPU or TPU; `flops_per_s` are those of products of float32 at JAX's default precision.
+    """The rates of a GPU or TPU; `flops_per_s` is the rate of products of float32 at JAX's default precision.
 
     Attributes:
         half_flops_per_s: the same for operands of 16 bits or fewer.
@@ -47,7 +47,7 @@ class Accelerator(Roofline):
     double_flops_per_s: float = 1.0
 
     def product_rate(self, graph: Graph, op: Op) -> float:
-        """The flops in a second of an op's products, by the types of its operands and its precision."""
+        """The flops per second of an op's products, by the types of its operands and its precision."""
         types = {graph.values[v].dtype for v in op.inputs}
         if types & {"float64", "complex128"}:
             return self.double_flops_per_s
@@ -66,14 +66,15 @@ class Chip:
     """One kind of accelerator.
 
     Attributes:
-        name: as users write it, such as `"h100"`.
+        name: the name that users write, such as `"h100"`.
         platform: `"cuda"`, `"rocm"` or `"tpu"`.
-        kind: JAX's `device_kind` of it. Others that begin so are the same chip.
-        memory_bytes: of one device.
-        rates: what one device attains in a second.
-        link_bytes_per_s: to the other devices of the same host or slice, both ways together; None where there are none.
+        kind: its `device_kind` in JAX. Kinds that begin with this text are the same chip.
+        memory_bytes: the memory of one device.
+        rates: the rates that one device attains.
+        link_bytes_per_s: the rate to the other devices of the same host or slice, both ways together; None where there
+            are none.
         source: the data sheet.
-        configuration: what XLA needs to know of a GPU that is not there.
+        configuration: the figures that XLA needs for a GPU that is not there.
         counts: the numbers of devices that a TPU has in one slice, with the slice's topology.
     """
 

@@ -1,9 +1,9 @@
 """Hold the joint program as ops and values.
 
-A `Graph` is flat: the bodies of paired loops lie in the same list of ops as the rest, each in its own *region*, and a
-value that one loop hands to another step by step is one value, whether it is stacked in between or not. So a cut
-through the graph is a cut through all loops at once. Ids are dense and follow program order; an op's equation is an
-opaque payload that only `loops` and `emit` open. An op whose program lies in regions has a `Body`.
+A `Graph` is flat: the bodies of paired loops lie in the same list of ops as the rest, each in its own *region*. A value
+that one loop hands to another step by step is one value, whether it is stacked in between or not. So a cut through the
+graph is a cut through all loops at once. Ids are dense and follow program order; an op's equation is an opaque payload
+that only `loops` and `emit` open. An op whose program lies in regions has a `Body`.
 
 Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
 
@@ -14,24 +14,29 @@ Three lines of graph text (see `text`) for `loss = sum(sin(x * w))`::
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.program.bodies import Body, Nested
-from jointcut.partition.program.jaxprs import is_plain, scope_of
+from jointcut.partition.program.jax.abstract import is_plain
+from jointcut.partition.program.jax.user_source import scope_of
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.program.places import line_of
-from jointcut.partition.program.roles import Role, Side
+from jointcut.partition.program.roles import Role, Side, Tile, UpdateOps
 
 TOP = 0
 
 STEP = "step"  # one step's slice of a stacked value
 LITERAL = "literal"  # a constant written in the program
 OPEN_LOOP = "loop"  # an op whose body is a region of this graph; a scan that stays closed is called "scan"
+BRANCHES = "branches"  # a conditional whose branches are regions of this graph; a closed one is called "cond"
+SHARDS = "shards"  # a `jax.shard_map` whose program is a region of this graph; values in it are values of one device
+
+#: Ops whose regions run at most once, and all ops whose bodies are regions of the graph.
+ONCE = frozenset({BRANCHES, SHARDS})
+OPEN = ONCE | {OPEN_LOOP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +45,12 @@ class Value:
 
     Attributes:
         id: its place among the values of the graph.
-        shape, dtype: of one copy.
-        bytes: of one copy.
+        shape, dtype: the type of one copy.
+        bytes: the size of one copy.
         copies: the trips of the loops around it: saving it for the backward keeps `saved_bytes`.
         loop: id of the loop in whose steps it lives, `TOP` outside all.
         maker: id of the op that computes it, None for an input of the program.
-        label: how the user calls it, where it is an input.
+        label: the user's name for it, if it is an input; or a text, such as where its rows are (`tiles/apart`).
         payload: its type in JAX; None where the graph was read from text.
     """
 
@@ -81,14 +86,14 @@ class Op:
 
     Attributes:
         id: its place among the ops of the graph.
-        name: of its primitive, or `step` or `literal`.
+        name: the name of its primitive, or `step` or `literal`.
         operands: ids of the values it reads, in the equation's own order, with None for a literal.
         outputs: ids of the values it makes.
         region: id of the region in which it runs.
         origin: the phase in which it was traced.
         effects: whether running it is seen from outside, so that it must happen once.
         inner: the primitives inside it, where the cut does not look.
-        seconds: what one run takes, where the text says so; else the cost model prices it.
+        seconds: the time of one run, if the text gives it; else the cost model prices it.
         payload: its equation; None where the graph was read from text.
         inputs: ids of the values it reads, each once.
     """
@@ -106,8 +111,12 @@ class Op:
     inputs: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Find `inputs`: the values it reads, each once, in order."""
         object.__setattr__(self, "inputs", tuple(dict.fromkeys(v for v in self.operands if v is not None)))
+
+    @property
+    def primitive(self) -> str:
+        """The name of its primitive, also for an op whose programs are in regions."""
+        return self.payload.primitive.name if self.name in ONCE and self.payload is not None else self.name
 
     @property
     def scope(self) -> str:
@@ -122,11 +131,17 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Scans that run step by step together: one forward scan or several, and the backward scans that read them."""
+    """Scans that run step by step together: one or more forward scans, and the backward scans that read them.
+
+    A loop may also be a body of the forward that runs at most once, such as a branch, with the bodies of the backward
+    that run where it ran. Such a loop has one step, and its values have no axis for it. `rivals` is then the number of
+    bodies of which one runs, itself included; it is 0 for a real loop.
+    """
 
     id: int
     parent: int
     length: int
+    rivals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +162,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A cheaper form of a value: the backward reads it made again from another value, with the same bits.
+    """A cheaper form of a value: the backward makes the value again from another one, with the same bits.
 
     Attributes:
-        kind: how, in words, such as "a mask as bits".
+        kind: the way, in words, such as "a mask as bits".
         value: id of the value that the backward would read otherwise.
         source: id of the value that is kept for it, or kept anyway.
-        bytes_less: by how much less is kept; of forms that only pay together, the first has the whole.
+        bytes_less: how many fewer bytes are kept; if forms only pay together, the first has the whole saving.
     """
 
     kind: str
@@ -162,14 +177,13 @@ class Form:
     bytes_less: int
 
 
-def in_forms(forms: Iterable[Form]) -> Iterator[str]:
-    """A text for each kind of cheaper form: how many values have it, and how much less is kept."""
-    kinds: dict[str, list[Form]] = defaultdict(list)
-    for form in forms:
-        kinds[form.kind].append(form)
-    for kind, own in kinds.items():
-        less = sum(form.bytes_less for form in own)
-        yield f"{kind}: {counted(len(own), 'value')}{f', {human_bytes(less)} less' * bool(less)}"
+def lengths_between(loops: Sequence[Loop], home: int, loop: int) -> list[int]:
+    """The lengths of a loop and of the loops around it, up to another loop, which is left out."""
+    lengths: list[int] = []
+    while home not in (loop, TOP):
+        lengths[:0] = [] if loops[home].rivals else [loops[home].length]
+        home = loops[home].parent
+    return lengths
 
 
 @dataclass(frozen=True)
@@ -183,8 +197,9 @@ class Graph(Shown):
         literals: the outputs that are literals.
         bodies: the programs that ops hold, by op id, in the order of their regions.
         nested: the steps that are cut on their own, by the id of the op that runs them.
-        forms: the values of which the backward reads a cheaper form.
-        replaced: the inputs whose memory gradients take; see `Roles`.
+        forms: the cheaper forms of values that the backward reads.
+        updates: the ops with which parameters are updated.
+        tiles: the rows that run block by block; see `Roles`.
     """
 
     values: tuple[Value, ...]
@@ -197,11 +212,12 @@ class Graph(Shown):
     bodies: Mapping[int, Body] = field(default_factory=dict, hash=False)
     nested: Mapping[int, Nested] = field(default_factory=dict, hash=False)
     forms: tuple[Form, ...] = field(default=(), compare=False)
-    replaced: frozenset[int] = field(default=frozenset(), compare=False)
+    updates: tuple[UpdateOps, ...] = field(default=(), compare=False)
+    tiles: tuple[Tile, ...] = field(default=(), compare=False)
 
     @property
     def bare(self) -> Graph:
-        """The same program without JAX's objects, labels and prices: what tells it from others, and holds no array."""
+        """The same program without JAX's objects, labels and prices: it identifies the program and holds no array."""
         return replace(
             self,
             values=tuple(replace(v, label="", payload=None) for v in self.values),
@@ -220,9 +236,13 @@ class Graph(Shown):
         """Ids of the outputs that play a role, in order."""
         return tuple(v for v, r in self.outputs if r is role)
 
+    def results(self, role: Role) -> frozenset[int]:
+        """Ids of the values that leave in a role, without literals."""
+        return frozenset(v for v, r in self.outputs if r is role and v is not None)
+
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """For each value the ops that read it, in order."""
+        """The ops that read each value, in order; by value."""
         out: list[list[int]] = [[] for _ in self.values]
         for op in self.ops:
             for v in op.inputs:
@@ -238,7 +258,7 @@ class Graph(Shown):
 
     @cached_property
     def ancestors(self) -> tuple[frozenset[int], ...]:
-        """For each loop, itself and the loops around it."""
+        """Each loop with the loops around it, by loop."""
         out: list[frozenset[int]] = []
         for loop in self.loops:
             out.append(frozenset({loop.id}) | (out[loop.parent] if loop.id != TOP else frozenset()))
@@ -246,15 +266,43 @@ class Graph(Shown):
 
     @cached_property
     def trips(self) -> tuple[int, ...]:
-        """For each loop how often its body runs in all, the loops around it counted."""
+        """How often the body of each loop runs in all, with the loops around it; by loop."""
         out: list[int] = []
         for loop in self.loops:
             out.append(1 if loop.id == TOP else out[loop.parent] * loop.length)
         return tuple(out)
 
     @cached_property
+    def once(self) -> frozenset[int]:
+        """The loops whose one body runs exactly once: the top of the program, and programs of `jax.shard_map` in it."""
+        found = {TOP}
+        for loop in self.loops:
+            found |= {loop.id} if loop.rivals == 1 and loop.parent in found else set()
+        return frozenset(found)
+
+    @cached_property
+    def rivals(self) -> tuple[int, ...]:
+        """Of how many values one waits, by their loop: its rivals, times those of the loops around it."""
+        out: list[int] = []
+        for loop in self.loops:
+            out.append(1 if loop.id == TOP else out[loop.parent] * max(loop.rivals, 1))
+        return tuple(out)
+
+    def lengths(self, v: int, loop: int) -> list[int]:
+        """The lengths of the loops between a value and a loop around its own: the axes of its stack as seen there."""
+        return lengths_between(self.loops, self.values[v].loop, loop)
+
+    def branch_of(self, v: int, loop: int) -> int | None:
+        """The outermost branch between a value and a loop around its own, as the loop that stands for it."""
+        home, found = self.values[v].loop, None
+        while home not in (loop, TOP):
+            found = home if self.loops[home].rivals else found
+            home = self.loops[home].parent
+        return found
+
+    @cached_property
     def around(self) -> tuple[frozenset[int], ...]:
-        """For each region, itself and the regions around it."""
+        """Each region with the regions around it, by region."""
         out: list[frozenset[int]] = []
         for region in self.regions:
             out.append(frozenset({region.id}) | (frozenset() if region.parent is None else out[region.parent]))
@@ -264,6 +312,17 @@ class Graph(Shown):
         """The op that computes a value, None for an input."""
         maker = self.values[value_id].maker
         return None if maker is None else self.ops[maker]
+
+    def made_from(self, value_id: int) -> tuple[int, ...]:
+        """The values that the op which computes a value reads; none for an input."""
+        maker = self.values[value_id].maker
+        return () if maker is None else self.ops[maker].inputs
+
+    def behind(self, op_id: int) -> list[int]:
+        """The ops that an op needs: those that compute its operands, and the one that holds its region."""
+        op = self.ops[op_id]
+        found = (*(self.values[v].maker for v in op.inputs), self.regions[op.region].holder)
+        return [i for i in found if i is not None]
 
     @cached_property
     def _origins(self) -> dict[int, tuple[str, str]]:
@@ -283,48 +342,39 @@ class Graph(Shown):
         return self.ops[holder]
 
     def whole(self, value_id: int) -> int:
-        """The stack that a step was taken from; any other value itself."""
+        """The stack that a step was taken from; for any other value, the value itself."""
         maker = self.values[value_id].maker
         return value_id if maker is None or self.ops[maker].name != STEP else self.ops[maker].inputs[0]
 
     def is_packed(self, form: Form, values: Container[int]) -> bool:
-        """Whether a form keeps one of some values itself, in another dtype."""
+        """Whether a form keeps one of these values itself, in another dtype."""
         maker = self.maker_of(form.source)
         return form.value in values and maker is not None and form.value in maker.inputs
 
     def outermost(self, value_id: int) -> int:
-        """The stack that a value is a step of, or a step of a step; any other value itself."""
+        """The outermost stack of a step of a stack; for any other value, the value itself."""
         while (stack := self.whole(value_id)) != value_id:
             value_id = stack
         return value_id
 
-    def first_met(self, starts: Iterable[int], stops: Callable[[int, Op], bool]) -> list[int]:
-        """The values that are met first, going back from `starts`, at which `stops` holds of it and its op."""
-        found: list[int] = []
-        seen: set[int] = set()
-        stack = list(starts)
-        while stack:
-            v = stack.pop()
-            maker = self.values[v].maker
-            if v in seen or maker is None:
-                continue
-            seen.add(v)
-            if stops(v, self.ops[maker]):
-                found.append(v)
-            else:
-                stack += self.ops[maker].inputs
-        return found
+    def is_in_steps(self, op: Op) -> bool:
+        """Whether an op runs in the steps of a loop."""
+        return any(not self.loops[i].rivals for i in self.ancestors[self.loop_of(op)] - {TOP})
+
+    def loops_in(self, op_id: int) -> frozenset[int]:
+        """The loops in whose steps the regions of an op run."""
+        return frozenset(self.regions[r].loop for r in self.bodies[op_id].regions)
 
     def loop_of(self, op: Op) -> int:
         """The loop in whose steps an op runs."""
         return self.regions[op.region].loop
 
     def within(self, *regions: int) -> frozenset[int]:
-        """Some regions and those inside them."""
+        """Some regions and the regions inside them."""
         return frozenset(r.id for r in self.regions if not self.around[r.id].isdisjoint(regions))
 
     def where(self, value_id: int) -> str:
-        """How to tell the user which value is meant: its name, type, op and source line, or its argument path."""
+        """A text that tells the user which value is meant: its name, type, op and source line, or its argument path."""
         value = self.values[value_id]
         if value.maker is None:
             return f"{value} ({value.label or 'an input'})"

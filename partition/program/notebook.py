@@ -19,7 +19,7 @@ def told(shown: Any) -> Bundle:
 
 
 class Shown:
-    """A class whose objects a notebook shows as a page, and everything else as text."""
+    """A class whose objects are shown as a page by a notebook, and as text elsewhere."""
 
     def _repr_mimebundle_(self, **_: Any) -> Bundle:
         """The text, and the page in a frame of its own."""

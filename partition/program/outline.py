@@ -1,9 +1,9 @@
 """Arrange the ops of a graph in the scopes that the user sees.
 
-The scopes form a tree: loops, and within and around them the names of `places`. Layers that share a name (a function
-or a module that is called again) are told apart: a name that is left and entered again is a new scope if the new op
-depends on an op in between, and so is a call that begins again at its first line. An op that was moved out of a loop
-stands beside the loop. An op of the backward goes beside the forward ops that make or read its operands.
+The scopes form a tree: loops, and within and around them the names of `places`. Layers may share a name, if a function
+or a module is called again. A name that is left and entered again is a new scope if the new op depends on an op in
+between. A call that begins again at its first line is a new scope, too. An op that was moved out of a loop stands
+beside the loop. An op of the backward goes beside the forward ops that make or read its operands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jointcut.partition.program.roles import Side
 #: Pseudo-ops, which run nothing.
 PSEUDO = frozenset({STEP, LITERAL})
 
-_MOST_READERS = 16  # of a value, whose scopes are looked at
+_MOST_READERS = 16  # the most readers of a value whose scopes are looked at
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Outline:
 
 
 def outline(graph: Graph, title: str = "program") -> Outline:
-    """Find the scope of every op but pseudo-ops; `title` names the root, and a call of that name is the root itself."""
+    """Find the scope of every op except pseudo-ops; `title` names the root, and a call of that name is the root."""
     tree = _Tree(graph, [_Entered(Scope(None, title, "root"))])
     real = [op for op in graph.ops if op.name not in PSEUDO]
     for op in real:
@@ -76,8 +76,8 @@ class _Entered:
 class _Tree:
     """The scopes so far.
 
-    `alike` lists the scopes of one name within one parent, the newest last. `touched` holds for each value the scopes,
-    as bits of a number, on which the value depends through an op outside of them.
+    `alike` lists the scopes of one name within one parent, the newest last. `touched` holds for each value the scopes
+    that the value depends on through an op outside of them, as bits of a number.
     """
 
     graph: Graph
@@ -89,7 +89,6 @@ class _Tree:
     lines: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find the line and the path of names of every op."""
         graph = self.graph
         places = [NOWHERE if op.payload is None or op.name in PSEUDO else place_of(op.payload) for op in graph.ops]
         self.lines = [p.line for p in places]
@@ -108,9 +107,9 @@ class _Tree:
     def _homes(
         self, own: Sequence[tuple[Name, ...]], loops: Mapping[int, tuple[Name, ...]]
     ) -> dict[tuple[Name, ...], tuple[Name, ...]]:
-        """For a name that comes first in a loop's body, the names around the loop.
+        """The names around the loop, for each name that comes first in a loop's body.
 
-        An op outside of loops with that name was moved out of the loop.
+        An op outside loops with such a name was moved out of the loop.
         """
         homes: dict[tuple[Name, ...], tuple[Name, ...]] = {}
         for op in self.graph.ops:
@@ -121,7 +120,7 @@ class _Tree:
         return homes
 
     def place_forward(self, op: Op) -> None:
-        """Find or make the scope of an op: a new one where the old one would run both before and after another."""
+        """Find or make the scope of an op: a new one if the old scope would run both before and after another."""
         reads = 0
         for v in op.inputs:
             reads |= self.touched.get(v, 0)
@@ -133,7 +132,7 @@ class _Tree:
         for v in op.inputs:
             maker = self.graph.values[v].maker
             if maker in self.scope_of:
-                reads |= self._around(self.scope_of[maker]) & ~inside
+                reads |= sum(1 << at for at in self._up(self.scope_of[maker])) & ~inside
         for v in op.outputs:
             self.touched[v] = reads
 
@@ -148,10 +147,6 @@ class _Tree:
             return self._new(parent, name)
         known.is_under_way |= name.at != known.begun
         return newest
-
-    def _around(self, scope: int) -> int:
-        """A scope and those around it, the root left out, as bits."""
-        return sum(1 << at for at in self._up(scope))
 
     def _new(self, parent: int, name: Name) -> int:
         detail = f"{self.graph.loops[int(name.text)].length} steps" if name.kind == "loop" else ""
@@ -196,7 +191,7 @@ class _Tree:
         return 0 if self.lines[op.id] == self.lines[other.id] else 1
 
     def _up(self, scope: int) -> Iterator[int]:
-        """A scope and those around it, the root left out."""
+        """A scope and the scopes around it, without the root."""
         while scope:
             yield scope
             scope = self.scopes[scope].scope.parent or 0
@@ -206,7 +201,7 @@ class _Tree:
         return len(mine) == len(others) and all(a.text == b.text for a, b in zip(mine, others, strict=True))
 
     def numbered(self) -> Iterator[Scope]:
-        """Yield the scopes; those of one name within one parent get numbers."""
+        """Yield the scopes; scopes of one name within one parent get numbers."""
         scopes = [entered.scope for entered in self.scopes]
         total = Counter((s.parent, s.name) for s in scopes)
         seen: Counter[tuple[int | None, str]] = Counter()
@@ -222,7 +217,7 @@ def _within(title: str, path: tuple[Name, ...]) -> tuple[Name, ...]:
 
 
 def _below(around: tuple[Name, ...], own: tuple[Name, ...]) -> tuple[Name, ...]:
-    """A path within another: names that both begin with, loops aside, appear once."""
+    """A path within another; names that both begin with appear once, except loops."""
     outer = [name for name in around if name.kind != "loop"]
     same = 0
     while same < min(len(outer), len(own)) and outer[same].text == own[same].text:

@@ -19,10 +19,10 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.jaxprs import Equation
+from jointcut.partition.program.jax import user_source
+from jointcut.partition.program.jax.jaxprs import Equation
 
-#: JAX writes one of these around a name for a transformation.
+#: Names of transformations that JAX writes around a name.
 _WRAPPING = re.compile(r"(?:jit|jvp|transpose|vmap|pmap|linearize|remat|checkpoint)\(")
 
 #: Names that the user did not give.
@@ -31,18 +31,18 @@ _NOBODY = frozenset(
     + ("dynamic_update_index_in_dim", "remat", "rematted_computation", "while")
 )
 
-#: A name on a name stack that begins so says how often the loops under it are expected to run.
+#: The beginning of a name on a name stack that says how often the loops under it are expected to run.
 TRIPS_SCOPE = "jointcut.trips="
-#: One that begins so says how many bytes what is traced under it may keep, and under which line.
+#: The beginning of a name that says how many bytes the equations under it may keep, and under which line.
 BUDGET_SCOPE = "jointcut.budget="
-#: One that begins so says that an equation is of a region under `jax.checkpoint`, in how many others; and whether that
-#: lets it be saved, or hands it on as a result.
+#: The beginning of a name that puts an equation into a region under `jax.checkpoint`, with the number of regions around
+#: that region. The endings say that the region lets the equation be saved, or hands it on as a result.
 REGION_SCOPE, SAVED, RESULT = "jointcut.checkpoint=", ".saved", ".result"
 
 _OURS = TRIPS_SCOPE, BUDGET_SCOPE, REGION_SCOPE
 _REGION = re.compile(re.escape(REGION_SCOPE) + r"(\d+)(\.saved|\.result)?")
 
-_SHARE = 0.6  # of the equations: a first name that so many have is taken for the model
+_SHARE = 0.6  # of the equations: a first name with at least this share is taken for the model
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an equation comes from: its name stack and the user's calls, outermost first, and the user's line."""
+    """The origin of an equation: its name stack and the user's calls, outermost first, and the user's line."""
 
     modules: tuple[str, ...] = ()
     calls: tuple[Name, ...] = ()
@@ -71,22 +71,22 @@ NOWHERE = Place()
 
 def line_of(eqn: Equation) -> str:
     """`file:line (function)` of the user's code that led to an equation, or else of a library's; empty if unknown."""
-    return _line(list(jaxprs.calls_of(eqn)))
+    return _line(list(user_source.calls_of(eqn)))
 
 
 def line_at(source: Any) -> str:
-    """As `line_of`, of a `jaxprs.source_here` that one of our own functions took, called by the user's code."""
+    """As `line_of`, for a `user_source.source_here` that one of our functions took when the user's code called it."""
     ours = our_folders()
-    return _line(list(dropwhile(lambda call: call.startswith(ours), jaxprs.calls_at(source))))
+    return _line(list(dropwhile(lambda call: call.startswith(ours), user_source.calls_at(source))))
 
 
 def place_of(eqn: Equation) -> Place:
     """Return the place of an equation."""
-    return place(jaxprs.scope_of(eqn), jaxprs.calls_of(eqn))
+    return place(user_source.scope_of(eqn), user_source.calls_of(eqn))
 
 
 def place(name_stack: str, calls: Iterable[str]) -> Place:
-    """Return the place that a name stack and calls (`file:line (function)`, the innermost first) tell."""
+    """Return the place for a name stack and calls (`file:line (function)`, the innermost first)."""
     frames = list(calls)
     users = [call for call in _before_us(frames) if not call.startswith(_libraries())]
     return Place(modules_of(name_stack), calls_of(tuple(users)), _line(frames))
@@ -105,11 +105,11 @@ def _before_us(calls: Iterable[str]) -> list[str]:
 
 def user_line(eqn: Equation) -> str:
     """The innermost call that made an equation and is not one of jointcut's own, or an empty text."""
-    return next((call for call in jaxprs.calls_of(eqn) if not call.startswith(our_folders())), "")
+    return next((call for call in user_source.calls_of(eqn) if not call.startswith(our_folders())), "")
 
 
 def _line(calls: Sequence[str]) -> str:
-    """The innermost call in the user's own code, or else the innermost one in a library."""
+    """The innermost call in the user's own code, or else the innermost call in a library."""
     frames = _before_us(calls)
     return next((call for call in frames if not call.startswith(_libraries())), next(iter(frames), ""))
 
@@ -149,7 +149,7 @@ def region_scope(depth: int, what: str) -> str:
 
 @lru_cache(maxsize=4096)
 def regions_of(name_stack: str, what: str = "") -> frozenset[str]:
-    """The depths of the regions under `jax.checkpoint` around an equation; or of those alone of which it is `what`.
+    """The depths of the regions under `jax.checkpoint` around an equation; with `what`, only of regions so marked.
 
     >>> stack = "jvp(jointcut.checkpoint=0)/jointcut.checkpoint=1.saved"
     >>> sorted(regions_of(stack)), sorted(regions_of(stack, SAVED))
@@ -185,7 +185,7 @@ def names(places: Sequence[Place]) -> list[tuple[Name, ...]]:
 
 
 def _completed(paths: Sequence[tuple[Name, ...]]) -> list[tuple[Name, ...]]:
-    """Complete the paths of ops that were moved out of a loop, which lack the calls around the loop's body.
+    """Complete the paths of ops that were moved out of a loop: they lack the calls around the loop's body.
 
     They get the calls that stand above the same name in other paths.
     """

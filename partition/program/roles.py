@@ -1,13 +1,14 @@
 """Name what each input and output of the joint program stands for.
 
-A joint program computes `(primals, cotangents) -> (outputs, gradients)`. `Roles` says which flat position is which,
-how the user calls it (`args[0]['w']`), and how many leading equations were traced before the backward began.
+A joint program computes `(primals, cotangents) -> (outputs, gradients)`. `Roles` gives the role of each flat position,
+the user's name for it (`args[0]['w']`), and the number of leading equations that were traced before the backward began.
+`UpdateOps` names the equations with which one parameter is updated.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jointcut.partition.errors import GraphError, message
 
@@ -35,15 +36,66 @@ class Side(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Tile:
+    """Rows of a joint program that run block by block.
+
+    Attributes:
+        value: the number of a value among the inputs and then the results of all equations: the rows lie along its
+            `axis`.
+        axis: an axis of this value.
+        least_bytes: values of fewer bytes are the border of the equations in blocks.
+        blocks: the number of blocks.
+        is_early: whether the backward of a block runs together with its forward.
+        array: the value in words: its type, op and line, or its path.
+        block_bytes: the temporaries that a block may take, by the model: its backward computes values again. None where
+            it keeps all.
+    """
+
+    value: int
+    axis: int
+    least_bytes: int
+    blocks: int
+    is_early: bool = False
+    array: str = field(default="", compare=False)
+    block_bytes: int | None = None
+
+    def __str__(self) -> str:
+        """`float32[64,99] of exp at loss.py:6: 8 blocks along axis 0, each forward with its backward`."""
+        how = ", each forward with its backward" * self.is_early
+        how += ", which computes values again" * (self.block_bytes is not None)
+        return f"{self.array or f'value {self.value}'}: {self.blocks} blocks along axis {self.axis}{how}"
+
+
+@dataclass(frozen=True)
+class UpdateOps:
+    """The ops with which one parameter is updated: they make its new value and its new state.
+
+    In `Roles` these are places of an input and of equations, in a graph ids of a value and of ops.
+
+    Attributes:
+        parameter: the input that is updated.
+        ops: the ops, in order.
+        sweep: 1 or 2. If the backward runs twice, the ops of the first sweep make numbers for the second.
+    """
+
+    parameter: int
+    ops: tuple[int, ...]
+    sweep: int = 1
+
+
+@dataclass(frozen=True)
 class Roles:
     """The roles of all flat inputs and outputs of a joint program, in order.
 
     Attributes:
         inputs: primals, cotangents, or a mixture.
         outputs: outputs, gradients, or a mixture.
-        forward_ops: how many leading equations were traced before the first one of the backward; None where the number
-            is not known. Then every equation that needs no cotangent counts as forward.
-        replaced: positions of the inputs whose memory the gradients take: those of an update, new parameters and state.
+        forward_ops: the number of leading equations that were traced before the backward; None where the number is not
+            known. Then every equation that needs no cotangent counts as forward.
+        replaced: positions of the inputs whose memory the gradients take. For an update the gradients are new
+            parameters and state.
+        updates: the equations with which parameters are updated.
+        tiles: the rows that run block by block, in the order in which the program was rewritten for them.
         input_paths: the user's name for each input, such as `args[0]['w']`; shorter where the last ones have no known
             name.
     """
@@ -53,6 +105,8 @@ class Roles:
     forward_ops: int | None = None
     input_paths: tuple[str, ...] = ()
     replaced: tuple[int, ...] = ()
+    updates: tuple[UpdateOps, ...] = ()
+    tiles: tuple[Tile, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse roles on the wrong end of the program."""

@@ -1,4 +1,4 @@
-"""Mark the ops that must run forward, those that must run backward, and those that may do either.
+"""Mark the ops that must run forward, the ops that must run backward, and the ops that may do either.
 
 *Backward* ops need a cotangent, have an effect and were traced in the backward, or belong to a backward scan. *Forward*
 ops are needed by an output of the user, or have an effect and were traced in the forward. The other ops (`1/sqrt(x)`
@@ -7,11 +7,11 @@ used by a gradient only) may run on either side. The words follow `classify_node
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from jointcut.partition.errors import GraphError, message
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Op
+from jointcut.partition.program.graph import LITERAL, OPEN, STEP, TOP, Graph, Op
 from jointcut.partition.program.roles import Role, Side
 
 
@@ -19,9 +19,11 @@ from jointcut.partition.program.roles import Role, Side
 class Sides:
     """Op ids by side, and the values that matter where the sides meet.
 
-    `wanted` are forward values that an op of the backward reads, or that are gradients themselves. `escaping` are
-    values read outside the loop that makes them, where only their whole stack serves. `outputs` are values handed to
-    the user. `late` are values that exist in the backward only.
+    Attributes:
+        wanted: forward values that an op of the backward reads, or that are gradients themselves.
+        escaping: values read outside the loop that makes them, where only their whole stack serves.
+        outputs: values handed to the user.
+        late: values that exist only in the backward.
     """
 
     backward: frozenset[int]
@@ -47,16 +49,14 @@ def classify(graph: Graph) -> Sides:
         where = graph.where(graph.ops[mixed[0]].outputs[0])
         cure = "Give that result the role GRADIENT, or take the cotangent out of it."
         raise GraphError(message(where, "is an output of the forward but needs a cotangent.", cure))
-    outputs = frozenset(v for v in graph.role_outputs(Role.OUTPUT) if v is not None)
-    gradients = {v for v in graph.role_outputs(Role.GRADIENT) if v is not None}
     reads = {v for op_id in backward for v in _read_by(graph, graph.ops[op_id])}
-    wanted = frozenset((reads | gradients) - late)
-    return Sides(backward, forward, wanted, _escaping(graph), outputs, late)
+    wanted = graph.results(Role.GRADIENT).union(reads) - late
+    return Sides(backward, forward, wanted, _escaping(graph), graph.results(Role.OUTPUT), late)
 
 
 def _read_by(graph: Graph, op: Op) -> Iterable[int]:
-    """The values that an op of the backward reads; of a scan only those from around it, as its body's ops read more."""
-    if op.name != OPEN_LOOP:
+    """The values that an op of the backward reads; for a scan only values around it, as its ops read the others."""
+    if op.name not in OPEN:
         return op.inputs
     return [v for v in op.inputs if graph.values[v].loop in graph.ancestors[graph.loop_of(op)]]
 
@@ -69,7 +69,7 @@ def _backward(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
         op
         for op in graph.ops
         if op.origin is Side.BACKWARD
-        and (op.effects or graph.regions[op.region].origin is Side.BACKWARD or op.name == OPEN_LOOP)
+        and (op.effects or graph.regions[op.region].origin is Side.BACKWARD or op.name in OPEN)
         and op.name not in (STEP, LITERAL)
     ]
     stack = [*late]
@@ -89,30 +89,45 @@ def _backward(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
 
 def _forward(graph: Graph) -> frozenset[int]:
     """Ops that the user's outputs and the forward's effects need: the closure over makers."""
-    ops: set[int] = set()
-    stack = [v for v in graph.role_outputs(Role.OUTPUT) if v is not None]
-    makers = [op.id for op in graph.ops if op.effects and op.origin is Side.FORWARD]
-    while stack or makers:
-        maker = makers.pop() if makers else graph.values[stack.pop()].maker
-        if maker is None or maker in ops:
-            continue
-        ops.add(maker)
-        op = graph.ops[maker]
-        stack.extend(op.inputs)
-        scan = graph.regions[op.region].holder
-        if scan is not None:
-            makers.append(scan)
-    return frozenset(ops)
+    starts = [op.id for v in graph.results(Role.OUTPUT) if (op := graph.maker_of(v)) is not None]
+    starts += [op.id for op in graph.ops if op.effects and op.origin is Side.FORWARD]
+    return frozenset(reached(starts, graph.behind))
 
 
 def _escaping(graph: Graph) -> frozenset[int]:
     """Values of a loop that are read outside it, as a stack."""
     out = {v for v, _ in graph.outputs if v is not None and graph.values[v].loop != TOP}
     for op in graph.ops:
-        # A scan's next-step values lie in its own body; all else must lie in a loop around the op.
+        # The next-step values of a scan lie in its own body; all other values must lie in a loop around the op.
         home = graph.ancestors[graph.loop_of(op)]
         for v in op.inputs:
             loop = graph.values[v].loop
-            if loop not in home and not (op.name == OPEN_LOOP and loop == graph.bodies[op.id].loop):
+            if loop not in home and not (op.name in OPEN and loop in graph.loops_in(op.id)):
                 out.add(v)
     return frozenset(out)
+
+
+def reached(starts: Iterable[int], further: Callable[[int], Iterable[int]]) -> dict[int, None]:
+    """The numbers reached from `starts`, in order; `further` gives those to go on to from each, and is asked once."""
+    seen: dict[int, None] = {}
+    stack = list(starts)
+    while stack:
+        if (v := stack.pop()) not in seen:
+            seen[v] = None
+            stack += further(v)
+    return seen
+
+
+def first_met(graph: Graph, starts: Iterable[int], stops: Callable[[int, Op], bool]) -> list[int]:
+    """The first values going back from `starts` for which `stops` is true of the value and its op."""
+    found: list[int] = []
+
+    def further(v: int) -> Iterable[int]:
+        op = graph.maker_of(v)
+        if op is None or not stops(v, op):
+            return () if op is None else op.inputs
+        found.append(v)
+        return ()
+
+    reached(starts, further)
+    return found

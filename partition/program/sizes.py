@@ -1,9 +1,9 @@
 """Put numbers in the place of symbolic sizes.
 
-A program that JAX traced for symbolic sizes (`jax.export.symbolic_shape`) says `float32[b,128]` where the batch `b` is
-known only when the program runs. Its values have no number of bytes. So the plan is made for the same program with
-numbers in the place of names. Both programs have the same equations in the same order, so the plan holds for both. A
-size is read from its text, which `jax.export` itself writes and parses, so its value is an exact integer.
+JAX can trace a program for symbolic sizes (`jax.export.symbolic_shape`). Such a program says `float32[b,128]`, where
+the batch `b` is known only when the program runs. Its values have no number of bytes. So the plan is made for the same
+program with numbers in the place of names. Both programs have the same equations in the same order, so the plan holds
+for both. A size is read from its text, which `jax.export` itself writes and parses, so its value is an exact integer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from jax import export, lax
 
 from jointcut.partition.errors import GraphError, message
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Literal, Var
+from jointcut.partition.program.jax import abstract, jaxprs, user_source
+from jointcut.partition.program.jax.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Literal, Var
 
 _AS_VALUE = "dim_as_value"  # JAX's equation that makes an integer array of a symbolic size
 
@@ -32,12 +32,12 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 
 def names(size: Any) -> frozenset[str]:
-    """The names in a size or a shape, or in the text of one: `b` and `t` in `2*b + floordiv(t, 8)`."""
+    """The names in a size or a shape, or in its text: `b` and `t` in `2*b + floordiv(t, 8)`."""
     return frozenset(_NAME.findall(str(size))) - _CALLED.keys()
 
 
 def number(size: Any, sizes: Mapping[str, int]) -> int:
-    """Evaluate a size, or the text of one, with these values for its names; raise `KeyError` for any other name.
+    """Evaluate a size, or its text, with these values for its names; raise `KeyError` for any other name.
 
     >>> number("2*b^2 - mod(t, 8)", {"b": 3, "t": 10})
     16
@@ -104,21 +104,20 @@ def _sizes(held: Any) -> Iterator[Any]:
 def with_numbers(closed: ClosedJaxpr, sizes: Mapping[str, int]) -> ClosedJaxpr:
     """A jaxpr with numbers in the place of its symbolic sizes: the same equations in the same order.
 
-    Functions among the parameters (the derivatives that `jax.custom_jvp` keeps) stay as they are. Raises `GraphError`
-    for a `jax.Ref` of symbolic size.
+    Functions among the parameters (the derivatives that `jax.custom_jvp` keeps) do not change. Raises `GraphError` for
+    a `jax.Ref` of symbolic size.
     """
     return _Numbered(sizes).held(closed)
 
 
 @dataclass
 class _Numbered:
-    """A copy of a program with numbers; `vars` maps variables of symbolic size to those of the copy."""
+    """A copy of a program with numbers; `vars` maps variables of symbolic size to variables of the copy."""
 
     sizes: Mapping[str, int]
     vars: dict[Var, Var] = field(default_factory=dict)
 
     def held(self, held: Any) -> Any:
-        """Return a parameter of an equation, or a jaxpr, with numbers."""
         if export.is_symbolic_dim(held):
             return number(held, self.sizes)
         if isinstance(held, Jaxpr):
@@ -141,8 +140,8 @@ class _Numbered:
 
     def equation(self, eqn: Equation) -> Equation:
         avals: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-        if any(jaxprs.is_reference(aval) and is_symbolic(aval.shape) for aval in avals):
-            where = jaxprs.source_of(eqn) or f"A {eqn.primitive.name}"
+        if any(abstract.is_reference(aval) and is_symbolic(aval.shape) for aval in avals):
+            where = user_source.source_of(eqn) or f"A {eqn.primitive.name}"
             what = "uses a jax.Ref of symbolic size, for which no plan is made."
             raise GraphError(message(where, what, "Give its sizes as numbers, or return what it holds instead."))
         outvars = list(map(self.atom, eqn.outvars))
@@ -161,14 +160,14 @@ class _Numbered:
 
 
 def _known(eqn: Equation, value: int, outvars: list[Var]) -> Equation:
-    """An equation that makes an integer array of a number, to replace `dim_as_value`, which makes one of a size."""
+    """An equation that makes an integer array from a number, to replace `dim_as_value`, which makes it from a size."""
     aval: Any = outvars[0].aval
-    like = _absolute(jaxprs.struct(aval))
+    like = _absolute(abstract.struct(aval))
     literal = Literal(np.array(value).astype(aval.dtype), aval)
     return like.replace(invars=[literal], outvars=outvars, source_info=eqn.source_info, ctx=eqn.ctx)
 
 
 @functools.lru_cache(maxsize=16)
 def _absolute(struct: Any) -> Equation:
-    """An equation that leaves a size as it is."""
+    """An equation that does not change a size."""
     return jaxprs.opened(jax.make_jaxpr(lax.abs)(struct))[0].eqns[0]

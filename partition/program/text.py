@@ -5,22 +5,25 @@
     loop 1 x6                                       a loop of six steps; `loop 2 x3 in 1` runs inside it
     primal %0:float32[8] "args[0]"                  an input and its label; or `cotangent`
     %3:float32[8] = mul %0 _                        an op; `_` stands for a literal
-    backward:                                       what follows was traced in the backward, until `forward:`
+    backward:                                       the next ops were traced in the backward, until `forward:`
     #9 %4:6xfloat32[8]@1 = step %2                  op 9 makes six copies, one in each step of loop 1
     %5:float32[] = cond %3 %4 effects holds exp     it is seen from outside; it hides an `exp`
-    %9:float32[8] = dot %3 %4 takes 0.0125s         one run takes so many seconds; `takes` precedes `holds`
+    %9:float32[8] = dot %3 %4 takes 0.0125s         the seconds of one run; `takes` precedes `holds`
     %6:float32[8] = loop %3 %7 body 1 of loop 1 {   a scan: its body is region 1, which ends with `}`; before the `{`
                                                     another kind of op than a scan says its name: `as steps`
+    %6:float32[8] = branches %3 %7 %9 {             a conditional; a branch is a `branch 3 of loop 2 {` of its
+                                                    own, with `returns %7`; `loop 2 of 2` says: one of two
     %8:float32[4] = back %5 steps x? {              a loop whose steps are cut on their own: up to `}` stands the
-                                                    program of one step; `x?` are its trips, where nobody knows them
-    next %7                                         in a body: what its next step is handed; also `stacks` (its
-                                                    results step by step) and `repeats` (those that stay the same)
+                                                    program of one step; `x?` are its trips, where nobody knows them;
+                                                    `keeps 8 at 4 5`: the operands that have a row for each checkpoint
+    next %7                                         in a body: the value for its next step; also `stacks` (its
+                                                    results step by step) and `repeats` (results that do not change)
     spare %8:float32[8]                             a value that nothing makes
     gradient %5                                     a result of the program; or `output`
 
-Unwritten stays what follows from the rest: the number of an op next to the one before, bytes that follow from dtype
-and shape (else `%4:key<fry>[]/8B`), the loop in which an op runs. `step` and `literal` are forward always, and a line
-that begins with `//` says nothing.
+Facts that follow from the rest are not written: an op's number if it is the next one, the bytes if they follow from
+dtype and shape (else `%4:key<fry>[]/8B`), the loop in which an op runs. `step` and `literal` are always forward. A line
+that begins with `//` is a comment.
 
 >>> graph = parse('''
 ...     primal %0:float32[8] "x"
@@ -41,7 +44,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile, zip_longest
 from typing import Any, NoReturn
 
@@ -49,28 +52,31 @@ import numpy as np
 
 from jointcut.partition.errors import GraphError, choices, message
 from jointcut.partition.program.bodies import SCAN, Body, Nested
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph, Loop, Op, Region, Value
+from jointcut.partition.program.graph import LITERAL, ONCE, OPEN_LOOP, STEP, TOP, Graph, Loop, Op, Region, Value
 from jointcut.partition.program.roles import Role, Side
 
 _QUOTED = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
 _NAME = r"[A-Za-z?][^\s\"\[\]{}]*"
 _VALUE = re.compile(rf"%(\d+):(?:(\d+)x)?({_NAME}|{_QUOTED})\[((?:\d+(?:,\d+)*)?)\](?:/(\d+)B)?(?:@(\d+))?")
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)s")
-_LOOP = re.compile(r"loop (\d+) x(\d+)(?: in (\d+))?")
+_LOOP = re.compile(r"loop (\d+) (?:x|of )(\d+)(?: in (\d+))?")
+_BRANCH = re.compile(r"branch (\d+) of loop (\d+) \{")
 _NOTES = re.compile(
     r"(?P<effects>effects)? ?(?:takes (?P<seconds>\S+))? ?(?:holds(?P<inner>(?: (?!body |steps x)\S+)+))? ?"
-    r"(?:body (?P<region>\d+) of loop (?P<loop>\d+)(?: as (?P<kind>\S+))? \{)?(?:steps x(?P<trips>\d+|\?) \{)?"
+    r"(?:body (?P<region>\d+) of loop (?P<loop>\d+)(?: as (?P<kind>\S+))? \{)?(?:as (?P<once>\S+) \{)?"
+    r"(?:steps x(?P<trips>\d+|\?)(?: keeps (?P<kept>\d+) at (?P<rows>\d+(?: \d+)*))? \{)?"
 )
 _TOKEN = re.compile(rf'(?:{_QUOTED}|[^\s"])+|"')
 _SIZED = re.compile(r"(bool|u?int\d|b?float\d|complex\d)\w*")
 _ROLES = {role.value: role for role in Role}
 _ENDS = {"next": "carried", "stacks": "stacks", "repeats": "own"}
+_RETURNS = "returns"
 _PSEUDO = (STEP, LITERAL)
 
 
 def show(graph: Graph) -> str:
     """The text of a graph, one line for each loop, input, op and output."""
-    lines = [f"loop {x.id} x{x.length}" + (f" in {x.parent}" if x.parent else "") for x in graph.loops if x.id != TOP]
+    lines = [_loop(x) for x in graph.loops if x.id != TOP]
     lines += [f"{role.value} {_typed(graph, v, TOP)}" for v, role in graph.inputs]
     given = {v for v, _ in graph.inputs}
     lines += [f"spare {_typed(graph, v.id, TOP)}" for v in graph.values if v.maker is None and v.id not in given]
@@ -81,8 +87,13 @@ def show(graph: Graph) -> str:
     return "\n".join([*lines, *(f"{role.value} {_used([v])}" for v, role in graph.outputs)])
 
 
+def _loop(loop: Loop) -> str:
+    size = f"of {loop.rivals}" if loop.rivals else f"x{loop.length}"
+    return f"loop {loop.id} {size}" + (f" in {loop.parent}" if loop.parent else "")
+
+
 def _block(graph: Graph, region: Region, by_region: dict[int, list[Op]], pad: str) -> Iterator[str]:
-    """The lines of one region, those of the loop bodies in it indented further."""
+    """The lines of one region; the lines of loop bodies in it are indented further."""
     side, expected = region.origin, 0 if region.id == TOP else None
     for op in by_region[region.id]:
         if op.origin is not side and op.name not in _PSEUDO:
@@ -97,6 +108,14 @@ def _block(graph: Graph, region: Region, by_region: dict[int, list[Op]], pad: st
             ends = (body.carried, body.stacks, body.own)
             yield from (f"{pad}    {word} {_used(vs)}" for word, vs in zip(_ENDS, ends, strict=True) if vs)
             yield pad + "}"
+        elif op.name in ONCE:
+            body = graph.bodies[op.id]
+            for inner, ends in zip(body.regions, body.ends, strict=True):
+                yield f"{pad}    branch {inner} of loop {graph.regions[inner].loop} {{"
+                yield from _block(graph, graph.regions[inner], by_region, pad + "        ")
+                yield from [f"{pad}        returns {_used(ends)}"] if ends else []
+                yield f"{pad}    }}"
+            yield pad + "}"
         elif op.id in graph.nested:
             yield from (f"{pad}    {line}" for line in show(graph.nested[op.id].graph).splitlines())
             yield pad + "}"
@@ -109,17 +128,19 @@ def _line(graph: Graph, op: Op, loop: int) -> str:
     words += [] if op.seconds is None else ["takes", f"{float(op.seconds)!r}s"]
     words += ["holds", *map(_quoted, sorted(op.inner))] if op.inner else []
     body = graph.bodies.get(op.id)
-    if body is not None:
+    if body is not None and op.name in ONCE:
+        words.append(f"as {body.kind} {{")
+    elif body is not None:
         kind = "" if body.kind == SCAN else f" as {body.kind}"
         words.append(f"body {body.region} of loop {body.loop}{kind} {{")
-    if op.id in graph.nested:
-        trips = graph.nested[op.id].trips
-        words.append(f"steps x{'?' if trips is None else trips} {{")
+    if (step := graph.nested.get(op.id)) is not None:
+        kept = f" keeps {step.checkpoints} at {' '.join(map(str, step.rows))}" if step.rows else ""
+        words.append(f"steps x{'?' if step.trips is None else step.trips}{kept} {{")
     return " ".join(words)
 
 
 def _typed(graph: Graph, v: int, home: int) -> str:
-    """A value where it is made: all that `str(value)` says, and what does not follow from it."""
+    """The text of a value at its maker: `str(value)`, and all facts that do not follow from it."""
     value = graph.values[v]
     trips = f"{value.copies}x" if value.copies != 1 or _trips(graph.loops, value.loop) != 1 else ""
     size = "" if value.bytes == _bytes(value.dtype, value.shape) else f"/{value.bytes}B"
@@ -167,12 +188,13 @@ def parse(text: str) -> Graph:
 
 @dataclass
 class _Block:
-    """A region while its lines are read, and of the body that it is the kind, and the values that a step ends with."""
+    """A region while its lines are read, with the kind of its body and the values that a step ends with."""
 
     region: dict[str, Any]
     side: Side
     expected: int | None = None
     kind: str = SCAN
+    once: int | None = None  # the op whose branches stand in this block
     ends: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
@@ -181,13 +203,13 @@ class _Step:
     """A step that is cut on its own while its lines are read."""
 
     op: int
-    trips: int | None
+    loop: Nested
     reader: _Reader
 
 
 @dataclass
 class _Reader:
-    """Read line by line; what may stand further down, such as the maker of a value, is checked at the end."""
+    """Read line by line; anything that may stand further down, such as the maker of a value, is checked at the end."""
 
     number: int = 0
     loops: list[Loop] = field(default_factory=lambda: [Loop(TOP, TOP, 1)])
@@ -234,9 +256,11 @@ class _Reader:
                 self.inputs += [(v, _ROLES[role]) for v in new if role in _ROLES]
             case ["output" | "gradient" as role, value]:
                 self.outputs.append((self.use(value), _ROLES[role]))
-            case ["next" | "stacks" | "repeats" as end, *values]:
+            case ["next" | "stacks" | "repeats" | "returns" as end, *values]:
                 ids = [self.use(token) for token in values]
-                block.ends[_ENDS[end]] = tuple(ids)
+                block.ends[_ENDS.get(end, end)] = tuple(ids)
+            case ["branch", *_]:
+                self.branch(" ".join(tokens), block)
             case _:
                 self.loop(" ".join(tokens))
 
@@ -246,7 +270,7 @@ class _Reader:
         if tokens != ["}"] or step.reader.is_open:
             step.reader.read(tokens)
             return
-        self.nested[step.op] = Nested(step.trips, step.reader.finish())
+        self.nested[step.op] = replace(step.loop, graph=step.reader.finish())
         self.step = None
 
     def loop(self, line: str) -> None:
@@ -257,7 +281,14 @@ class _Reader:
         loop, length, parent = (int(x or TOP) for x in found.groups())
         if loop != len(self.loops) or parent >= loop:
             self.fail(f"names loop {loop}, but loop {len(self.loops)} is next.", "Number outer loops first.")
-        self.loops.append(Loop(loop, parent, length))
+        is_branch = " of " in line
+        self.loops.append(Loop(loop, parent, 1 if is_branch else length, length if is_branch else 0))
+
+    def branch(self, line: str, block: _Block) -> None:
+        found = _BRANCH.fullmatch(line)
+        if found is None or block.once is None:
+            self.fail(f"reads {line!r}, which opens no branch.", "Write `branch 3 of loop 2 {` in a block of branches.")
+        self.body(int(found[1]), int(found[2]), block.kind, self.ops[block.once])
 
     def use(self, token: str) -> int | None:
         """The value that a token names, None for a literal."""
@@ -269,7 +300,7 @@ class _Reader:
         return int(token[1:])
 
     def make(self, tokens: Sequence[str], maker: int | None) -> tuple[int, ...]:
-        """The values that a line makes, each with the label behind it."""
+        """The values that a line makes, each with the label after it."""
         out: list[int] = []
         for token, label in zip_longest(tokens, tokens[1:], fillvalue=""):
             if out and re.fullmatch(_QUOTED, token):
@@ -303,7 +334,7 @@ class _Reader:
         block.expected = number + 1
         name, operands = _unquoted(call[0]), list(takewhile(lambda token: token[0] in "%_", call[1:]))
         notes = _NOTES.fullmatch(" ".join(call[1 + len(operands) :]))
-        if notes is None or (notes["region"] is None) == (name == OPEN_LOOP):
+        if notes is None or (notes["region"] is None) == (name == OPEN_LOOP) or (not notes["once"]) == (name in ONCE):
             words = "`effects`, `takes 0.0125s`, `holds sin cos`, `steps x6 {`"
             cure = f"Write nothing, {words}, or, of a loop and only of one, `body 1 of loop 1 {{`."
             self.fail(f"ends with {' '.join(call[1 + len(operands) :])!r}.", cure)
@@ -315,8 +346,12 @@ class _Reader:
         self.ops[number] = Op(number, name, reads, outputs, region, side, bool(notes["effects"]), inner, seconds)
         if name == OPEN_LOOP:
             self.body(int(notes["region"]), int(notes["loop"]), notes["kind"] or SCAN, self.ops[number])
+        if name in ONCE:
+            self.blocks.append(_Block(dict(block.region, ops=()), side, kind=notes["once"], once=number))
         if notes["trips"]:
-            self.step = _Step(number, None if notes["trips"] == "?" else int(notes["trips"]), _Reader())
+            trips, rows = None if notes["trips"] == "?" else int(notes["trips"]), (notes["rows"] or "").split()
+            loop = Nested(trips, None, checkpoints=int(notes["kept"] or 0), rows=tuple(map(int, rows)))
+            self.step = _Step(number, loop, _Reader())
 
     def seconds(self, figure: str) -> float:
         found = _SECONDS.fullmatch(figure)
@@ -331,7 +366,7 @@ class _Reader:
         self.open(_Block(fields, op.origin, kind=kind))
 
     def held(self, region: Region, op: Op) -> Body:
-        """The body that a region is; the op reads its starts first, and makes its ends, then its carried values."""
+        """The body of a region; its op reads the starts first, and makes the ends, then the carried values."""
         block, trips = self.regions[region.id], self.loops[region.loop].length
         carried, stacks, own = (block.ends.get(name, ()) for name in _ENDS.values())
         n = len(carried)
@@ -347,6 +382,11 @@ class _Reader:
         regions = {i: Region(**block.region) for i, block in self.regions.items()}
         parts = (self.in_order("value", self.values), self.in_order("op", self.ops), self.in_order("body", regions))
         bodies = {r.holder: self.held(r, self.ops[r.holder]) for r in parts[2] if r.holder is not None}
+        for op in (op for op in parts[1] if op.name in ONCE):
+            own = [r for r in parts[2] if r.holder == op.id]
+            ends = tuple(self.regions[r.id].ends.get(_RETURNS, ()) for r in own)
+            kind, first = self.regions[own[0].id].kind, own[0].loop
+            bodies[op.id] = Body(op.id, kind, tuple(r.id for r in own), first, 1, ends=ends)
         ends = tuple(self.inputs), tuple(self.outputs)
         return Graph(*parts, tuple(self.loops), *ends, bodies=bodies, nested=self.nested)
 

@@ -1,26 +1,26 @@
 """Let a product with a cotangent of zero be zero in a backward, whatever the other factor is.
 
-A backward is linear in its cotangents: where one is zero, what it is multiplied with does not matter. In floating point
+A backward is linear in its cotangents: where a cotangent is zero, the other factor does not matter. In floating point
 it does, since zero times infinity is not a number. So `where(x > 0, sqrt(x), 0.0)` has no gradient at 0 in JAX: the
 branch that was not taken gets a cotangent of zero, and multiplies it with infinity. TorchScript's `GradOf` skips a
 backward whose gradients are all undefined; here each element counts for itself.
 
-A guarded product gives zero where it would give NaN and the cotangent is zero; every other element keeps its bits. A
-program may still round differently when it is compiled: XLA fuses it into other loops, and in one loop a product is
-added to a number with one rounding, where in two loops there are two. Run op by op, the gradients of the benchmark's
-programs are those of the backward without guards.
+A guarded product gives zero where it would give NaN and the cotangent is zero; every other element keeps its bits. The
+compiled program may still round differently, because XLA fuses it into other loops. In one loop a product is added to a
+number with one rounding; in two loops there are two. Run op by op, the gradients of the benchmark's programs equal the
+gradients of the backward without guards.
 
-Elementwise products and quotients are guarded, also in the bodies of loops, branches and calls, where the cotangent may
-have zeros by what made it: a choice, a mask, a scatter, a pad, or the caller. Behind a matrix product or a convolution
-it is not taken to have any, but where all products are guarded. These sums of products are not guarded, nor are the
-derivative rules of foreign calls.
+Elementwise products and quotients are guarded, also in the bodies of loops, branches and calls. They are guarded where
+the cotangent may have zeros because of its origin: a choice, a mask, a scatter, a pad, or the caller. After a matrix
+product or a convolution a cotangent is assumed to have no zeros, unless all products are guarded. Matrix products and
+convolutions themselves are not guarded, nor are the derivative rules of foreign calls.
 
-A slope that is a mask, as that of a maximum or of a clip, is zero where the function does not move. There an infinite
-cotangent is made zero too: `sqrt(maximum(x, 0))` is flat below 0. A slope that is zero by its value gives NaN with
-infinity: it may stand for a small number that was rounded to zero, or have a limit with what it meets.
+A slope that is a mask, such as the slope of a maximum or of a clip, is zero where the function does not move. There an
+infinite cotangent is made zero too: `sqrt(maximum(x, 0))` is flat below 0. A slope that is zero by its value gives NaN
+with infinity: it may stand for a small number that was rounded to zero, or the product may have a limit.
 
-Inverses, solutions and factors of matrices are NaN as a whole where the matrix is singular. What is computed from them
-is guarded wherever it meets a cotangent: matrix products, in which a row or a column of zeros gives zeros, and
+Inverses, solutions and factors of matrices are NaN as a whole where the matrix is singular. Values computed from them
+are guarded wherever they meet a cotangent: in matrix products, where a row or a column of zeros gives zeros, and in
 solutions of systems, where a right side is zero. So a matrix that was not chosen, alone or among others, takes no part.
 """
 
@@ -35,64 +35,55 @@ from typing import Any
 import jax
 import numpy as np
 
-from jointcut.partition.program.jaxprs import (
+from jointcut.partition.program.jax.abstract import is_reference
+from jointcut.partition.program.jax.jaxprs import (
     Atom,
     ClosedJaxpr,
     Equation,
     Jaxpr,
     Literal,
     inner_primitives,
-    is_reference,
     opened,
     scan_layout,
 )
-from jointcut.partition.program.primitives import MOVEMENT, OPENED, SOLVING
+from jointcut.partition.program.primitives import (
+    BILINEAR,
+    COND,
+    ELEMENTWISE,
+    ENCLOSING,
+    MAKES_ZEROS,
+    MASKS,
+    MOVEMENT,
+    OPENED,
+    PRODUCTS,
+    SCAN,
+    SOLVING,
+    SUMS,
+    TRANSFORMS,
+    WHILE,
+)
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.rewrite.matrices import Dot, Solve
 from jointcut.partition.rewrite.numbers import Number, number_of, numbers_in
 from jointcut.partition.rewrite.product import Masked, Product, named
 
-#: Primitives that are linear in one operand at a time, and the operands that may be it.
+#: Primitives that are linear in one operand at a time, and the places of these operands.
 _LINEAR_IN = {"mul": (0, 1), "div": (0,)}
 
-#: What makes zeros, and what makes sums in which zeros are lost.
-_MAKES_ZEROS = frozenset(
-    {"select_n", "pad", "scatter", "scatter-add", "dynamic_update_slice", "select_and_scatter_add"}
-)
-_MIXES = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "fft"})
-_SUMS = frozenset({"add", "add_any", "sub"})
+#: Primitives that make sums in which zeros are lost.
+_MIXES = TRANSFORMS | (BILINEAR & PRODUCTS)
 
-#: What gives NaN for a singular matrix, or solves a system with one.
-_SOLVES = SOLVING | {"custom_linear_solve", "tridiagonal_solve"}
-
-#: What makes a mask of masks, numbers and truth values.
-_OF_MASKS = MOVEMENT | {
-    "abs",
-    "add",
-    "convert_element_type",
-    "copy",
-    "div",
-    "max",
-    "min",
-    "mul",
-    "neg",
-    "reduce_sum",
-    "select_n",
-    "sign",
-    "stop_gradient",
-    "sub",
-}
-
-#: What runs its one body once.
-_CALLS = OPENED | {"remat2", "checkpoint", "shard_map"}
+#: Primitives that run their one body once.
+_CALLS = OPENED | ENCLOSING
 
 
 class Known(IntEnum):
-    """What is known of a value in a backward.
+    """The knowledge about a value in a backward.
 
-    Without a cotangent in it, it is a `CONSTANT`, or a `MASK`, or made of a `SOLUTION`, which may be NaN as a whole. A
-    mask may have zeros, and what is differentiated moves it in jumps at most. With a cotangent, it is a `COTANGENT`
-    that is not taken to have zeros, or one `WITH_LINES` of zeros along its last axis, or `WITH_ZEROS`.
+    A value without a cotangent in it is a `CONSTANT`, or a `MASK`, or computed from a `SOLUTION`, which may be NaN as a
+    whole. A mask may have zeros, and moves only in jumps when the differentiated inputs move. A value with a cotangent
+    in it is a `COTANGENT` that is assumed to have no zeros, or one `WITH_LINES` of zeros along its last axis, or
+    `WITH_ZEROS`.
     """
 
     CONSTANT = 0
@@ -108,9 +99,9 @@ def guarded(
 ) -> ClosedJaxpr:
     """Guard the products of a backward.
 
-    The first inputs of the backward are what the forward returns after its `num_outputs` outputs, the last ones are
-    cotangents. The forward's inputs at the positions `moved` are differentiated; any other may be a mask. With
-    `everywhere` all cotangents are taken to have zeros, also behind matrix products and sums.
+    The first inputs of the backward are the forward's results after its `num_outputs` outputs, the last ones are
+    cotangents. The forward's inputs at the positions `moved` are differentiated; any other input may be a mask. With
+    `everywhere` all cotangents are assumed to have zeros, also after matrix products and sums.
     """
     guarding = _Guarding(everywhere)
     first = opened(forward)[0]
@@ -126,7 +117,7 @@ def guarded(
 
 
 def guarded_together(joint: ClosedJaxpr, num_cotangents: int, moved: Collection[int], everywhere: bool) -> ClosedJaxpr:
-    """As `guarded`, of a forward and its backward as one program, whose last inputs are cotangents."""
+    """As `guarded`, for a forward and its backward as one program, whose last inputs are cotangents."""
     jaxpr, consts = opened(joint)
     primals = range(len(jaxpr.invars) - num_cotangents)
     given = [*(Known.CONSTANT if i in moved else Known.MASK for i in primals), *[Known.WITH_ZEROS] * num_cotangents]
@@ -136,8 +127,8 @@ def guarded_together(joint: ClosedJaxpr, num_cotangents: int, moved: Collection[
 def guarded_tangents(pushed: ClosedJaxpr, num_tangents: int) -> ClosedJaxpr:
     """Guard the products of a forward derivative, whose last inputs are tangents.
 
-    A backward meets the slopes nearest to the output first, and a forward derivative those nearest to the input. So
-    here a slope of zero makes zero of a tangent that became infinite, as a zero of a tangent does of a slope.
+    A backward meets the slopes nearest to the output first; a forward derivative meets the slopes nearest to the input
+    first. So here a slope of zero makes a tangent that became infinite zero, just as a zero tangent does with a slope.
     """
     jaxpr, consts = opened(pushed)
     given = [Known.CONSTANT] * (len(jaxpr.invars) - num_tangents) + [Known.WITH_ZEROS] * num_tangents
@@ -146,9 +137,9 @@ def guarded_tangents(pushed: ClosedJaxpr, num_tangents: int) -> ClosedJaxpr:
 
 @dataclass(frozen=True)
 class _Guarding:
-    """Guards the products of a jaxpr that may meet a zero; `everywhere`, of all that read a cotangent.
+    """Guards the products of a jaxpr that may meet a zero; with `everywhere`, all products that read a cotangent.
 
-    With `by_slopes` the zero may be that of the slope, too.
+    With `by_slopes` the zero may also be the slope's.
     """
 
     everywhere: bool
@@ -157,7 +148,7 @@ class _Guarding:
     def jaxpr(
         self, jaxpr: Jaxpr, given: Sequence[Known], kept: Sequence[Number | None] = ()
     ) -> tuple[Jaxpr, list[Known]]:
-        """The jaxpr with its products guarded, and what is known of its outputs; `kept` has numbers of first inputs."""
+        """The jaxpr with guarded products, and the knowledge about its outputs; `kept` are its first numbers."""
         known = dict(zip(jaxpr.invars, given, strict=True))
         numbers = numbers_in(jaxpr, [*kept, *[None] * (len(given) - len(kept))])
         eqns: list[Equation] = []
@@ -181,31 +172,31 @@ class _Guarding:
         return jaxpr.replace(eqns=eqns), [read(v) for v in jaxpr.outvars]
 
     def _constants(self, eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]) -> list[Known]:
-        """What is known of the results of an equation that reads no cotangent."""
+        """The knowledge about each result of an equation that reads no cotangent."""
         is_solution = eqn.primitive.name == "custom_linear_solve"
         nested = None if is_solution else self._nested(eqn, now)
         return nested[1] if nested else [_constant(eqn, now, fixed)] * len(eqn.outvars)
 
     def _moved(self, eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]) -> Known:
-        """What is known of the results of an equation that reads a cotangent, given the numbers that it reads."""
+        """The knowledge about the results of an equation that reads a cotangent, given the numbers that it reads."""
         name = eqn.primitive.name
         if name == "select_n" and fixed[0] is not None:
             return now[1 + int(fixed[0])]
-        if self.everywhere or name in _MAKES_ZEROS or (name == "mul" and Known.MASK in now):
+        if self.everywhere or name in MAKES_ZEROS or (name == "mul" and Known.MASK in now):
             return Known.WITH_ZEROS
-        if name in _MIXES or name in _SOLVES:
-            return Known.WITH_LINES if name in _SOLVES or Known.SOLUTION in now else Known.COTANGENT
+        if name in _MIXES or name in SOLVING:
+            return Known.WITH_LINES if name in SOLVING or Known.SOLUTION in now else Known.COTANGENT
         moving = [one for one in now if one >= Known.COTANGENT]
-        return min(moving) if name in _SUMS else max(moving)
+        return min(moving) if name in SUMS & ELEMENTWISE else max(moving)
 
     def _nested(self, eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]] | None:
-        """An equation with its bodies guarded, and what is known of its results; None where it has no such body."""
+        """An equation with its bodies guarded, and the knowledge about its results; None where it has no such body."""
         name = eqn.primitive.name
-        if name == "scan":
+        if name == SCAN:
             return self._scan(eqn, now)
-        if name == "while":
+        if name == WHILE:
             return self._while(eqn, now)
-        if name == "cond":
+        if name == COND:
             return self._once(eqn, now[1:])
         if name == "custom_linear_solve":
             return self._solve(eqn, now)
@@ -223,7 +214,7 @@ class _Guarding:
         return simplify.with_bodies(eqn, change), [max(end) for end in zip(*ends, strict=True)]
 
     def _solve(self, eqn: Equation, now: Sequence[Known]) -> tuple[Equation, list[Known]] | None:
-        """A solution by functions of the user's, or of JAX's: those are guarded that solve."""
+        """A solution by functions of the user's, or of JAX's: the functions that solve are guarded."""
         lengths, bodies = eqn.params["const_lengths"], eqn.params["jaxprs"]
         starts = [sum(lengths[:i]) for i in range(5)]
         if max(now[: starts[4]], default=Known.CONSTANT) >= Known.COTANGENT:
@@ -252,7 +243,7 @@ class _Guarding:
         return eqn.replace(params={**eqn.params, "body_jaxpr": body}), ends
 
     def _repeated(self, held: ClosedJaxpr, now: list[Known], carries: slice) -> tuple[ClosedJaxpr, list[Known]]:
-        """The body of a loop: of a carry is known what is known of it at the start and after every step."""
+        """The body of a loop; the knowledge about a carry holds at the start and after every step."""
         jaxpr, consts = opened(held)
         while True:
             body, ends = self.jaxpr(jaxpr, now)
@@ -264,14 +255,14 @@ class _Guarding:
 
 
 def _constant(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None]) -> Known:
-    """What is known of the results of an equation that reads no cotangent, given the numbers that it reads."""
+    """The knowledge about the results of an equation that reads no cotangent, given the numbers that it reads."""
     name, operands = eqn.primitive.name, eqn.invars
     moves = [_is_inexact(v) and not isinstance(v, Literal) for v in operands]
     moves = [does and number is None for does, number in zip(moves, fixed, strict=True)]
     is_of_masks = all(one is Known.MASK for one, does in zip(now, moves, strict=True) if does)
-    if name in _OF_MASKS and is_of_masks and (any(moves) or not all(map(_is_inexact, operands))):
+    if name in MOVEMENT | MASKS and is_of_masks and (any(moves) or not all(map(_is_inexact, operands))):
         return Known.MASK
-    solves = Known.SOLUTION in now or name in _SOLVES or bool(_SOLVES & inner_primitives(eqn))
+    solves = Known.SOLUTION in now or name in SOLVING or bool(SOLVING & inner_primitives(eqn))
     return Known.SOLUTION if solves and _is_inexact(eqn.outvars[0]) else Known.CONSTANT
 
 
@@ -281,12 +272,13 @@ def _constant(eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None
 def _product(
     eqn: Equation, now: Sequence[Known], fixed: Sequence[Number | None], everywhere: bool, by_slopes: bool
 ) -> list[Equation]:
-    """The equation, guarded if it is a product of a cotangent that may be zero with what may be infinite.
+    """The equation, guarded if it multiplies a cotangent that may be zero with a value that may be infinite.
 
-    An elementwise product becomes its equations, so that a plan prices what XLA fuses; of others a call stays.
+    An elementwise product becomes its equations, so that a plan prices the ops that XLA fuses. Other products become a
+    call.
 
-    With `everywhere` a solution may be the zero, too: in a gradient that is differentiated again, it has a cotangent as
-    its right side.
+    With `everywhere` a solution may be the zero, too: in a gradient that is differentiated again, its right side is a
+    cotangent.
     """
     name, params = eqn.primitive.name, tuple(sorted(eqn.params.items()))
     moving = [i for i, one in enumerate(now) if one >= Known.COTANGENT]

@@ -1,20 +1,24 @@
 """Call the hooks of complete gradients as soon as these are there.
 
 JAX calls a hook of the backward where the forward set it. A hook on a parameter is mostly set at the function's start,
-so it would be called when the whole backward has run. After this rewrite it is called right behind what completes
-the gradient, as in PyTorch, and before hooks of what is computed later.
+so it would be called at the end of the whole backward. In a schedule it is called right after the step that completes
+the gradient, as in PyTorch, and before hooks on values computed later.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.program.jaxprs import Atom, Equation, Var, called_back
+from jointcut.partition.program.jax.jaxprs import Equation, variables
+from jointcut.partition.program.jax.side_effects import called_back
 
-#: What JAX says where `jax.vmap` meets a function that is called back in order.
+T = TypeVar("T")
+
+#: The message of JAX if `jax.vmap` meets a function that is called back in order.
 _JAX_ON_VMAP = "Cannot `vmap` ordered IO callback."
 
 
@@ -24,12 +28,12 @@ class CalledBack(abc.ABC):
     @property
     @abc.abstractmethod
     def named(self) -> str:
-        """The hook as messages name it."""
+        """The name of the hook in messages."""
 
 
 @contextmanager
 def refused_in_vmap(hooks: Iterable[CalledBack | None]) -> Iterator[None]:
-    """Raise `CallError` where JAX cannot call a hook back inside `jax.vmap`; `hooks` are those that may be called."""
+    """Raise `CallError` where JAX cannot call a hook back inside `jax.vmap`; `hooks` are the possible ones."""
     try:
         yield
     except ValueError as error:
@@ -37,7 +41,7 @@ def refused_in_vmap(hooks: Iterable[CalledBack | None]) -> Iterator[None]:
         if _JAX_ON_VMAP not in str(error) or hook is None:
             raise
         what = "is called back, once for each cotangent, which jax.vmap cannot do for a batch of them."
-        cure = "Set it outside of jax.vmap, on the batch; or let JAX trace it: see aot.on_cotangent."
+        cure = "Set it outside of jax.vmap, on the batch; or let JAX trace it: aot.on_cotangent(..., traced=True)."
         raise CallError(message(f"The hook {hook.named}", what, cure)) from None
 
 
@@ -46,38 +50,48 @@ def hooks_in(eqns: Iterable[Equation]) -> Iterator[CalledBack]:
     return (hook for eqn in eqns if isinstance(hook := called_back(eqn), CalledBack))
 
 
-def called_early(eqns: Sequence[Equation], outvars: Sequence[Atom]) -> list[Equation]:
-    """The equations of a backward, those of hooks on its results moved forward; other hooks keep their order."""
-    moved = _on_results(eqns, outvars)
-    if not moved:
-        return list(eqns)
-    out: list[Equation] = []
-    made: set[Var] = {v for eqn in eqns for v in eqn.outvars}
-    waiting = [eqn for eqn in eqns if id(eqn) in moved]
-    for eqn in (None, *eqns):
-        if eqn is not None:
-            if id(eqn) in moved:
-                continue
-            out.append(eqn)
-            made.difference_update(eqn.outvars)
+class Stage(NamedTuple, Generic[T]):
+    """One stage of a backward, an equation or a step: its reads and results, and whether it calls a hook back."""
+
+    stage: T
+    reads: Collection[Any]
+    makes: Collection[Any]
+    calls_back: bool
+
+
+def stages_of(eqns: Iterable[Equation]) -> list[Stage[Equation]]:
+    """Equations as stages."""
+    return [Stage(eqn, [*variables(eqn.invars)], eqn.outvars, isinstance(called_back(eqn), CalledBack)) for eqn in eqns]
+
+
+def called_early(stages: Sequence[Stage[T]], ends: Collection[Any]) -> list[T]:
+    """The stages of a backward, with hooks on its results `ends` moved forward; other hooks keep their order."""
+    hooks = _on_results(stages, ends)
+    out: list[T] = []
+    made = {v for stage in stages for v in stage.makes}
+    waiting = [stages[n] for n in hooks]
+    for n in range(-1, len(stages)):
+        if n in hooks:
+            continue
+        if n >= 0:
+            out.append(stages[n].stage)
+            made.difference_update(stages[n].makes)
         for hook in list(waiting):
-            if made.isdisjoint(v for v in hook.invars if isinstance(v, Var)):
-                out.append(hook)
-                made.difference_update(hook.outvars)
+            if made.isdisjoint(hook.reads):
+                out.append(hook.stage)
+                made.difference_update(hook.makes)
                 waiting.remove(hook)
     return out
 
 
-def _on_results(eqns: Sequence[Equation], outvars: Sequence[Atom]) -> set[int]:
-    """The ids of the hooks that nothing but results and other such hooks read."""
-    others: set[Var] = set()
-    found: set[int] = set()
-    ends = {v for v in outvars if isinstance(v, Var)}
-    for eqn in reversed(eqns):
-        is_last = all(v in ends and v not in others for v in eqn.outvars)
-        if is_last and isinstance(called_back(eqn), CalledBack):
-            found.add(id(eqn))
-            ends.update(v for v in eqn.invars if isinstance(v, Var))
+def _on_results(stages: Sequence[Stage[Any]], ends: Collection[Any]) -> list[int]:
+    """The places of the hooks that only results and other such hooks read."""
+    others, ends, found = set[Any](), set(ends), list[int]()
+    for n in reversed(range(len(stages))):
+        stage = stages[n]
+        if stage.calls_back and all(v in ends and v not in others for v in stage.makes):
+            found.append(n)
+            ends.update(stage.reads)
         else:
-            others.update(v for v in eqn.invars if isinstance(v, Var))
-    return found
+            others.update(stage.reads)
+    return found[::-1]

@@ -1,9 +1,9 @@
 """Write a matrix product, and the solution of a triangular system, in which a line of zeros gives zeros.
 
-A row of a product is zero if that row of the first factor is, whatever the second factor holds, and a column if that
-column of the second factor is. So is the solution of a system whose right side is zero. In floating point both are NaN
-where the other matrix is, as are the inverse and the factors of a singular matrix. Elements that are not NaN stay as
-they are.
+If a row of the first factor is zero, this row of the product is zero, whatever the second factor holds. The same holds
+for a column of the second factor, and for the solution of a system whose right side is zero. In floating point both are
+NaN where the other matrix is, and the inverse and the factors of a singular matrix are NaN. Elements that are not NaN
+do not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jointcut.partition.program.jaxprs import LinearRules
+from jointcut.partition.program.jax.own_primitives import LinearRules
 from jointcut.partition.rewrite.product import linear_p, named
 
 Params = tuple[tuple[str, Any], ...]
@@ -27,9 +27,9 @@ Params = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Dot:
-    """A product of two arrays as the primitive `dot_general` has it.
+    """A product of two arrays, as in the primitive `dot_general`.
 
-    An element that would be NaN is zero where one of the factors at the places `zeros` has only zeros to sum over.
+    An element that would be NaN is zero if one of the factors at the places `zeros` has only zeros to sum over.
     """
 
     primitive: Any
@@ -42,7 +42,7 @@ class Dot:
         return lax.select(self._is_guarded(factors, result), lax.full_like(result, 0), result)
 
     def is_guarded(self, *factors: Any) -> Any:
-        """Where the product is zero in the place of NaN."""
+        """Where the product is zero instead of NaN."""
         return self._is_guarded(factors, self.primitive.bind(*factors, **dict(self.params)))
 
     def _is_guarded(self, factors: Sequence[Any], result: Any) -> Any:
@@ -50,7 +50,7 @@ class Dot:
         return lax.bitwise_and(result != result, functools.reduce(operator.or_, lines))
 
     def _is_zero(self, place: int, zeros: Any, shape: Sequence[int]) -> Any:
-        """For each element of the result whether a factor, given where it is zero, has only zeros there."""
+        """For each element of the result whether a factor sums only zeros; `zeros` tells where the factor is zero."""
         kept = [*self.batch[place], *self.free(place, zeros.ndim)]
         start = len(shape) - len(kept) + len(self.batch[place]) if place == 1 else len(self.batch[place])
         lines = jnp.all(zeros, axis=self.summed[place]) if self.summed[place] else zeros
@@ -75,10 +75,10 @@ class Dot:
 
 @dataclass(frozen=True)
 class Solve:
-    """A solution x of a·x = b, or of x·a = b, as the primitives `triangular_solve` and `tridiagonal_solve` have it.
+    """A solution x of a·x = b, or of x·a = b, as in the primitives `triangular_solve` and `tridiagonal_solve`.
 
-    The operands are a, one array or three, and b. Where it would be NaN, and the column of b (without `left_side`, the
-    row) is zero, it is zero.
+    The operands are a, one array or three, and b. Where the solution would be NaN, it is zero if the column of b is
+    zero (without `left_side`, the row).
     """
 
     primitive: Any
@@ -90,7 +90,7 @@ class Solve:
         return lax.select(self._is_guarded(operands[-1], result), lax.full_like(result, 0), result)
 
     def is_guarded(self, *operands: Any) -> Any:
-        """Where the solution is zero in the place of NaN."""
+        """Where the solution is zero instead of NaN."""
         return self._is_guarded(operands[-1], self.primitive.bind(*operands, **dict(self.params)))
 
     def _is_guarded(self, b: Any, result: Any) -> Any:
@@ -112,9 +112,9 @@ class Solve:
 
 @functools.lru_cache(maxsize=4096)
 def dot_with_slopes(dot: Dot) -> Callable[..., Any]:
-    """A product whose derivative is made of such products; it is flat where it is guarded.
+    """A product whose derivative consists of such products; it is flat where it is guarded.
 
-    A line of zeros in a tangent counts as one in a factor does.
+    A line of zeros in a tangent counts like a line of zeros in a factor.
     """
 
     @jax.custom_jvp
@@ -173,7 +173,7 @@ def _with(params: Params, **new: Any) -> Params:
 
 @functools.lru_cache(maxsize=4096)
 def solve_with_slopes(solve: Solve) -> Callable[..., Any]:
-    """A solution whose derivative is made of such solutions and of guarded products; it is flat where it is guarded.
+    """A solution whose derivative consists of such solutions and of guarded products; it is flat where it is guarded.
 
     From a·x = b follows a·dx = db - da·x.
     """
@@ -193,7 +193,7 @@ def solve_with_slopes(solve: Solve) -> Callable[..., Any]:
 
 
 def _of_triangle(solve: Solve, da: Any) -> Any:
-    """The part of a tangent of a that counts, as the system reads it."""
+    """The part of a tangent of a that the system reads."""
     offset = int(solve.has("unit_diagonal"))
     part = jnp.tril(da, -offset) if solve.has("lower") else jnp.triu(da, offset)
     part = part.swapaxes(-1, -2) if solve.has("transpose_a") else part

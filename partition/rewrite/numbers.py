@@ -1,4 +1,4 @@
-"""Follow numbers that a program computes from literals, such as how many elements a mean is over.
+"""Follow numbers that a program computes from literals, such as the number of elements of a mean.
 
 JAX writes `jnp.sqrt(64)`, and the test whether a variance has a degree of freedom, as equations. An array counts if all
 of its elements are one number.
@@ -14,16 +14,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.partition.program.jaxprs import Jaxpr, Literal, Var
+from jointcut.partition.program.jax.jaxprs import Jaxpr, Literal, Var
+from jointcut.partition.program.primitives import IDENTITY, ROUNDING, SAME_NUMBERS
 from jointcut.partition.rewrite import simplify
 
 #: A number, or a truth value.
 Number = float | bool
 
-_SAME = ("broadcast_in_dim", "convert_element_type", "copy", "reduce_precision", "reshape", "squeeze", "stop_gradient")
-
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **dict.fromkeys(_SAME, lambda x, *_: x),
+    **dict.fromkeys(SAME_NUMBERS | IDENTITY | ROUNDING, lambda x, *_: x),
     "abs": abs,
     "add": operator.add,
     "and": lambda x, y: x and y if isinstance(x, bool) else math.inf,
@@ -52,7 +51,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def numbers_in(jaxpr: Jaxpr, given: Sequence[Number | None]) -> dict[Var, Number]:
-    """The variables of a jaxpr that are one number everywhere, given those of its inputs.
+    """The variables of a jaxpr that are one number everywhere, given the numbers of its inputs.
 
     Numbers are not rounded as the program rounds them.
     """
@@ -93,7 +92,7 @@ def _computed(eqn: Any, now: Sequence[Any]) -> Number:
 
 
 def _within(number: Number, aval: Any) -> Number | None:
-    """The number; None if it is NaN, or too large or too small for the type of an array, or no whole one there."""
+    """The number; None if it is NaN, out of the range of the array's type, or not whole where the type is."""
     dtype = aval.dtype
     if jnp.issubdtype(dtype, np.floating):
         kind = jnp.finfo(dtype)

@@ -1,8 +1,8 @@
 """Write an elementwise product in which zero times infinity is zero, with such products as its derivative.
 
-A guarded product is `where(product is NaN and a factor is zero, 0, product)`. In JAX's derivative of it there are
-products without a guard: the cotangent that is zero meets an infinite tangent of the other factor. That matters when a
-backward is differentiated once more; then the product is given slopes of its own.
+A guarded product is `where(product is NaN and a factor is zero, 0, product)`. JAX's derivative of it has products
+without a guard: the zero cotangent meets an infinite tangent of the other factor. This matters when a backward is
+differentiated once more. Then the product gets slopes of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jointcut.partition.program.jaxprs import Equation, LinearRules, linear_primitive, scope_of
+from jointcut.partition.program.jax.jaxprs import Equation
+from jointcut.partition.program.jax.own_primitives import LinearRules, linear_primitive
+from jointcut.partition.program.jax.user_source import scope_of
 
 #: The name of a guarded product, a call.
 GUARD = "derivatives.zero_cotangent"
@@ -26,7 +28,7 @@ GUARD = "derivatives.zero_cotangent"
 class Product:
     """An elementwise product or quotient of two factors, `mul` or `div`.
 
-    Where it would be NaN, and one of the factors at the places `zeros` is zero, it is zero. With `of_lines` that factor
+    Where it would be NaN, it is zero if one of the factors at the places `zeros` is zero. With `of_lines` that factor
     must be zero along its whole last axis.
     """
 
@@ -38,7 +40,8 @@ class Product:
     def __call__(self, *factors: Any) -> Any:
         """The product.
 
-        Zero is put for what a zero meets, not for the product, which XLA can then still add in the same instruction.
+        The factor that a zero meets is replaced by zero, not the product: XLA can then still add the product in the
+        same instruction.
         """
         result = self._bound(*factors)
         is_guarded, zero = self._is_guarded(factors, result), lax.full_like(result, 0)
@@ -51,11 +54,11 @@ class Product:
         return self._bound(*calm)
 
     def is_guarded(self, *factors: Any) -> Any:
-        """Where the product is zero in the place of NaN."""
+        """Where the product is zero instead of NaN."""
         return self._is_guarded(factors, self._bound(*factors))
 
     def _bound(self, *factors: Any) -> Any:
-        """The product without a guard; without parameters it has JAX's own."""
+        """The product without a guard; if there are no parameters, it has JAX's defaults."""
         if not self.params:
             return (lax.mul if self.primitive is lax.mul_p else lax.div)(*factors)
         return self.primitive.bind(*factors, **dict(self.params))
@@ -69,9 +72,9 @@ class Product:
 
 @dataclass(frozen=True)
 class Masked:
-    """A product of a cotangent, at this place, and a mask: where the mask is zero, so is it, whatever the cotangent.
+    """A product of a cotangent, at this place, and a mask: zero where the mask is zero, whatever the cotangent.
 
-    It is written as a choice, which is linear in the cotangent. `product` is how the rest is guarded, if it is.
+    It is written as a choice, which is linear in the cotangent. `product` guards the rest, if it is guarded.
     """
 
     primitive: Any
@@ -108,9 +111,9 @@ def is_test_of_guard(eqn: Equation) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def with_slopes(product: Product) -> Callable[..., Any]:
-    """A product whose derivative is made of such products; it is flat where it is guarded.
+    """A product whose derivative consists of such products; it is flat where it is guarded.
 
-    A zero of a tangent counts as the zeros of factors do.
+    A zero of a tangent counts like a zero of a factor.
     """
 
     @jax.custom_jvp
@@ -134,7 +137,8 @@ def with_slopes(product: Product) -> Callable[..., Any]:
 def along(product: Product, place: int, other: Any, tangent: Any) -> Any:
     """The product of a tangent in one place with another number, as a linear map of the tangent.
 
-    It is zero where the tangent is, and where the other number is at one of the places at which a zero counts.
+    It is zero where the tangent is. It is also zero where the other number is, if that is at a place where a zero
+    counts.
     """
     zeros = tuple(sorted({*product.zeros, place}))
     rules = _rules(replace(product, zeros=zeros), place)

@@ -1,10 +1,10 @@
 """Open the regions under `jax.checkpoint`, so that a plan runs them again op by op.
 
-JAX's derivative of such a region is one equation of the backward, which runs all of the region again at once. Where it
-does is not for a plan to choose, and XLA:CPU up to JAX 0.11 takes out the barriers that keep it from being merged with
-the forward. So a region is opened before it is differentiated. Scopes on the name stacks of its equations say that they
-are of a region, and whether its policy lets them be saved; `prices.rules` reads these. A region stays as it is if it
-holds a loop, a conditional, or an op that must run once, or if its policy offloads.
+JAX's derivative of such a region is one equation of the backward, which runs all of the region again at once. A plan
+cannot choose where it does, and XLA:CPU up to JAX 0.11 takes out the barriers that keep it from being merged with the
+forward. So a region is opened before it is differentiated. Scopes on the name stacks of its equations say that they
+belong to a region, and whether its policy lets them be saved; `prices.rules` reads these. A region stays closed if it
+holds a loop, or an op that must run once, or if its policy offloads.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jointcut.partition.program.jaxprs import (
+from jointcut.partition.program.jax.abstract import is_plain, struct
+from jointcut.partition.program.jax.barriers import as_before
+from jointcut.partition.program.jax.jaxprs import (
     Atom,
     ClosedJaxpr,
     Equation,
     Jaxpr,
     Literal,
     Var,
-    as_before,
-    asked,
     fresh,
-    has_effects,
     inner_jaxprs,
     is_dropped,
-    is_plain,
     opened,
     rebound,
-    struct,
 )
+from jointcut.partition.program.jax.side_effects import has_effects
+from jointcut.partition.program.jax.user_source import asked
 from jointcut.partition.program.places import RESULT, SAVED, region_scope
 from jointcut.partition.program.primitives import CHECKPOINT_SCOPE, COLLECTIVES, HIGH, LOOPS, REGION
 from jointcut.partition.rewrite.simplify import holds, named, with_bodies
 
-#: A region that holds one of these stays closed.
-_CLOSED = LOOPS | COLLECTIVES | {"cond"}
+#: Primitives that keep a region closed.
+_CLOSED = LOOPS | COLLECTIVES
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -62,7 +61,7 @@ def _is_newer(jaxpr: Jaxpr) -> bool:
 
 @dataclass(frozen=True)
 class _Region:
-    """A region that is opened: how many others are around it, and what may be saved of it."""
+    """An open region: the number of other regions around it, and the values of it that may be saved."""
 
     depth: int
     policy: Callable[..., Any] | None
@@ -74,7 +73,7 @@ class _Region:
 
 
 def _opened(jaxpr: Jaxpr, regions: Sequence[_Region]) -> Jaxpr:
-    """A jaxpr, which is in some regions itself, with its own regions open."""
+    """A jaxpr that lies in some regions, with its own regions open."""
     eqns: list[Equation] = []
     names: dict[Var, Atom] = {}
     for eqn in jaxpr.eqns:
@@ -90,7 +89,7 @@ def _opened(jaxpr: Jaxpr, regions: Sequence[_Region]) -> Jaxpr:
 
 
 def _in_place(call: Equation, regions: Sequence[_Region], eqns: list[Equation]) -> list[Atom]:
-    """Append the equations of a region to others, with variables of their own; returns the results of the region.
+    """Append the equations of a region to others, with variables of their own; return the results of the region.
 
     A result is a copy, so that its scope is on no equation of the region that computes something.
     """
@@ -117,18 +116,18 @@ def _in_place(call: Equation, regions: Sequence[_Region], eqns: list[Equation]) 
 
 
 def _under(jaxpr: Jaxpr) -> Jaxpr:
-    """A jaxpr in a region that stays as it is, with the scope that says so on all its equations."""
+    """A jaxpr in a region that stays closed, with the scope that says so on all its equations."""
     eqns = [with_bodies(eqn, _under) if any(inner_jaxprs(eqn)) else eqn for eqn in map(as_before, jaxpr.eqns)]
     return jaxpr.replace(eqns=[_in_scopes(eqn, [CHECKPOINT_SCOPE]) for eqn in eqns])
 
 
 def _scoped(eqn: Equation, regions: Sequence[_Region]) -> Equation:
-    """An equation with the scopes that say of which regions it is."""
+    """An equation with the scopes of the regions to which it belongs."""
     return _in_scopes(eqn, [CHECKPOINT_SCOPE, *(region.scope(eqn) for region in regions)]) if regions else eqn
 
 
 def _in_scopes(eqn: Equation, scopes: Iterable[str]) -> Equation:
-    """An equation with scopes around it, but for those that it is in."""
+    """An equation with scopes around it, without scopes that it already has."""
     stack = eqn.source_info.name_stack
     around = type(stack)()
     for scope in scopes:

@@ -1,8 +1,8 @@
 """Repeat an array inside the loops that read it, not before them.
 
-JAX moves what is the same in each step of a scan out of its derivative: a mask, repeated over the batch and the heads,
-becomes an array that the whole loop holds. XLA makes no array of it in a loop over elements that repeats the mask
-itself. So where the body of a scan has only such loops for it, the operand that is repeated enters the scan instead.
+JAX moves values that are the same in each step of a scan out of its derivative. So a mask, repeated over the batch and
+the heads, becomes an array that the whole loop holds. XLA makes no array of it in a loop over elements that repeats the
+mask itself. So if the body of a scan reads the array only in such loops, the mask enters the scan instead.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.bodies import SCAN
-from jointcut.partition.program.jaxprs import Atom, Equation, Jaxpr, Literal, Var
+from jointcut.partition.program.jax import abstract, jaxprs
+from jointcut.partition.program.jax.jaxprs import Atom, Equation, Jaxpr, Literal, Var
 from jointcut.partition.program.primitives import ELEMENTWISE, REPEATING
 from jointcut.partition.program.sizes import is_symbolic
 from jointcut.partition.rewrite.simplify import callee, with_bodies
 
 
 def repeated_inside(eqns: Sequence[Equation], ends: Sequence[Atom], boundary: int) -> tuple[list[Equation], int]:
-    """Equations whose scans repeat arrays themselves, without those that only made such an array for them.
+    """Equations whose scans repeat arrays themselves, without the equations that only made such arrays for them.
 
-    `ends` are the results of the equations, and `boundary` counts the leading ones of the forward; it is returned anew.
+    `ends` are the results of the equations. `boundary` counts the leading equations of the forward; the new count is
+    returned.
     """
     changed = _changed(eqns)
-    read = {v for eqn in changed for v in eqn.invars if isinstance(v, Var)} | {v for v in ends if isinstance(v, Var)}
+    read = {v for atoms in (*(eqn.invars for eqn in changed), ends) for v in jaxprs.variables(atoms)}
     dead = {place for place, eqn in enumerate(changed) if _is_repeated(eqn) and read.isdisjoint(eqn.outvars)}
     kept = [eqn for place, eqn in enumerate(changed) if place not in dead]
     return kept, boundary - sum(place < boundary for place in dead)
 
 
 def _changed(eqns: Sequence[Equation]) -> list[Equation]:
-    """The equations, of which each scan takes the operands of what it can repeat itself."""
+    """The equations, with each scan reading the sources of the arrays that it can repeat itself."""
     made: dict[Var, Equation] = {}
     out: list[Equation] = []
     for eqn in eqns:
@@ -47,14 +48,14 @@ def _is_repeated(eqn: Equation) -> bool:
         return False
     source: Any = eqn.invars[0].aval
     result: Any = eqn.outvars[0].aval
-    if not (jaxprs.is_plain(source) and jaxprs.is_plain(result)) or jaxprs.is_on_host(source):
+    if not (abstract.is_plain(source) and abstract.is_plain(result)) or abstract.is_on_host(source):
         return False
     has_sizes = not (is_symbolic(source.shape) or is_symbolic(result.shape))
-    return has_sizes and 2 * jaxprs.aval_bytes(source) <= jaxprs.aval_bytes(result)
+    return has_sizes and 2 * abstract.aval_bytes(source) <= abstract.aval_bytes(result)
 
 
 def _with_own(scan: Equation, made: Mapping[Var, Equation]) -> Equation:
-    """A scan that repeats those of its constants itself which only loops over elements read, or nothing."""
+    """A scan that repeats those constants itself which only loops over elements read; or the scan unchanged."""
     layout = jaxprs.scan_layout(scan)
     if layout.body_consts:
         return scan
@@ -78,8 +79,8 @@ def _with_own(scan: Equation, made: Mapping[Var, Equation]) -> Equation:
 
 
 def _read_whole(body: Jaxpr) -> Collection[Atom]:
-    """The inputs of a body that something else than a loop over elements reads, or that it returns."""
-    whole = {v for v in body.outvars if isinstance(v, Var)}
+    """The inputs of a body that it returns, or reads otherwise than in a loop over elements."""
+    whole = set(jaxprs.variables(body.outvars))
     for eqn in body.eqns:
         reads = zip(eqn.invars, _reads_whole(eqn), strict=True)
         whole.update(v for v, is_whole in reads if is_whole and isinstance(v, Var))

@@ -1,7 +1,7 @@
 """Open calls, and merge equations that compute the same.
 
-A joint program passes through these two rewrites before it is read as a graph. Other functions on lists of equations
-stand here too. All keep every equation's name stack, source line and context.
+A joint program passes through these two rewrites before it is read as a graph. This file also has other functions on
+lists of equations. All keep every equation's name stack, source line and context.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jointcut.partition.program.jaxprs import (
+from jointcut.partition.program.jax.abstract import struct
+from jointcut.partition.program.jax.jaxprs import (
     Atom,
     ClosedJaxpr,
     Equation,
@@ -24,22 +25,26 @@ from jointcut.partition.program.jaxprs import (
     Var,
     build,
     fresh,
-    has_effects,
     inner_jaxprs,
     inner_primitives,
-    inside,
     is_dropped,
     opened,
+    reading,
     rebound,
-    scope_of,
-    struct,
+    variables,
 )
+from jointcut.partition.program.jax.meshes import inside, where_they_vary
+from jointcut.partition.program.jax.side_effects import has_effects
+from jointcut.partition.program.jax.user_source import scope_of
 from jointcut.partition.program.places import user_line
-from jointcut.partition.program.primitives import OPENED
+from jointcut.partition.program.primitives import COND, OPENED, SCAN
+
+#: Ops in whose bodies calls are opened.
+_OPENED_INSIDE = (SCAN, COND, "shard_map")
 
 
 def named(names: Mapping[Var, Atom], atom: Atom) -> Atom:
-    """The atom that one stands for under some names: itself where it has none."""
+    """The atom that replaces an atom under some names; the atom itself where it has no replacement."""
     return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
 
@@ -50,7 +55,6 @@ def with_bodies(eqn: Equation, change: Callable[[Jaxpr], Jaxpr]) -> Equation:
 
 
 def _in_bodies(value: Any, change: Callable[[Jaxpr], Jaxpr]) -> Any:
-    """Change the jaxprs in a parameter of an equation."""
     if isinstance(value, tuple):
         changed = (_in_bodies(v, change) for v in value)
         return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
@@ -68,7 +72,7 @@ def holds(closed: ClosedJaxpr, name: str) -> bool:
 
 
 def replaced(closed: ClosedJaxpr, name: str, change: Callable[[Equation, str], Equation]) -> ClosedJaxpr:
-    """Change every equation of a primitive, however deep, the innermost first; one in a derivative rule stays.
+    """Change every equation of a primitive, however deep, the innermost first; equations in derivative rules stay.
 
     `change` is also given the names on the name stacks around the equation.
     """
@@ -87,11 +91,11 @@ def _replaced(jaxpr: Jaxpr, name: str, change: Callable[[Equation, str], Equatio
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Open every `jit` and `closed_call`, also inside scan bodies, and lift constants to leading inputs.
+    """Open every `jit` and `closed_call`, also in the bodies of `_OPENED_INSIDE`, and lift constants to leading inputs.
 
-    The names of opened functions stay in the name stack. Where a function's own equations lead to no line of the
-    user's, they get the line of the call. A `jit` that asks for shardings, layouts or compiler options of its own stays
-    closed. Returns a jaxpr whose constants are still its `consts`.
+    The names of opened functions stay in the name stack. If a function's own equations lead to no line of the user's,
+    they get the line of the call. A `jit` that asks for shardings, layouts or compiler options of its own stays closed.
+    Returns a jaxpr whose constants are still its `consts`.
     """
     jaxpr, consts = opened(closed)
     lifted: list[tuple[Var, Any]] = list(zip(jaxpr.constvars, consts, strict=True))
@@ -117,7 +121,7 @@ def _flattened(jaxpr: Jaxpr, lifted: list[tuple[Var, Any]] | None) -> tuple[list
             if call is None:
                 outvars = [v if stack is None or is_dropped(v) else fresh(v.aval) for v in eqn.outvars]
                 names.update(zip(eqn.outvars, outvars, strict=True))
-                out.append(rebound(_scan_opened(eqn), invars, outvars).replace(source_info=info))
+                out.append(rebound(_opened_inside(eqn), invars, outvars).replace(source_info=info))
                 continue
             inner, inner_consts = call
             local: dict[Var, Atom] = dict(zip(inner.invars, invars, strict=True))
@@ -143,7 +147,6 @@ def callee(eqn: Equation) -> Jaxpr | None:
 
 
 def _callee(eqn: Equation, lifted: list[tuple[Var, Any]] | None) -> tuple[Jaxpr, list[Any]] | None:
-    """The jaxpr of a call that may be opened in place, or None."""
     if eqn.primitive.name not in OPENED:
         return None
     params = eqn.params
@@ -158,15 +161,18 @@ def _callee(eqn: Equation, lifted: list[tuple[Var, Any]] | None) -> tuple[Jaxpr,
     return None if consts and lifted is None else (inner, consts)
 
 
-def _scan_opened(eqn: Equation) -> Equation:
-    if eqn.primitive.name != "scan":
+def _opened_inside(eqn: Equation) -> Equation:
+    """An equation with the calls in its bodies opened, if it is one of `_OPENED_INSIDE`."""
+    if eqn.primitive.name not in _OPENED_INSIDE:
         return eqn
-    body, consts = opened(eqn.params["jaxpr"])
-    eqns, outvars = _flattened(body, None)
-    if len(eqns) == len(body.eqns):
-        return eqn
-    opened_body = Jaxpr(list(body.constvars), list(body.invars), outvars, eqns, body.effects, body.debug_info)
-    return eqn.replace(params=dict(eqn.params, jaxpr=ClosedJaxpr(opened_body, consts)))
+
+    def flattened(body: Jaxpr) -> Jaxpr:
+        eqns, outvars = _flattened(body, None)
+        if len(eqns) == len(body.eqns):
+            return body
+        return Jaxpr(list(body.constvars), list(body.invars), outvars, eqns, body.effects, body.debug_info)
+
+    return with_bodies(eqn, flattened)
 
 
 def called(function: Callable[..., Any], types: Sequence[Any]) -> Equation:
@@ -176,9 +182,10 @@ def called(function: Callable[..., Any], types: Sequence[Any]) -> Equation:
 
 @lru_cache(maxsize=4096)
 def call_of(function: Callable[..., Any], types: tuple[Any, ...]) -> Equation:
-    """The equation of a call to a function with operands of these types; doubles stay doubles."""
+    """The equation of a call to a function with operands of these types, where these vary; doubles stay doubles."""
     with_doubles = any(x.dtype in ("float64", "int64", "uint64", "complex128") for x in types)
-    with jax.enable_x64(with_doubles or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
+    doubles = jax.enable_x64(with_doubles or jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+    with doubles, where_they_vary(*types):
         return called(function, types)
 
 
@@ -194,7 +201,8 @@ def instead(eqn: Equation, function: Callable[..., Any], operands: Sequence[Atom
 def in_place(eqn: Equation, function: Callable[..., Any]) -> list[Equation]:
     """The equations of a function of one result in the place of an equation, at its line; all calls are open."""
     call = instead(eqn, function)
-    eqns, outvars = _flattened(opened(build(list(dict.fromkeys(_vars(call))), call.outvars, [call]))[0], None)
+    inner, _ = opened(build([*dict.fromkeys(variables(call.invars))], call.outvars, [call]))
+    eqns, outvars = _flattened(inner, None)
     assert outvars == list(eqns[-1].outvars), "the last equation makes the result"
     return [*eqns[:-1], rebound(eqns[-1], eqns[-1].invars, eqn.outvars)]
 
@@ -206,13 +214,16 @@ def _at_line(jaxpr: Jaxpr, traceback: Any) -> Jaxpr:
 
 
 def renamed(jaxpr: Jaxpr, rename: dict[Var, Atom]) -> tuple[list[Equation], list[Atom]]:
-    """The equations and outputs of a jaxpr once some of its inputs stand for other atoms."""
-    eqns = []
-    for eqn in jaxpr.eqns:
-        invars = [named(rename, v) for v in eqn.invars]
-        same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
-        eqns.append(eqn if same else rebound(eqn, invars, eqn.outvars))
+    """The equations and outputs of a jaxpr in which other atoms replace some of its inputs."""
+    eqns = [reading(eqn, [named(rename, v) for v in eqn.invars]) for eqn in jaxpr.eqns]
     return eqns, [named(rename, v) for v in jaxpr.outvars]
+
+
+def equations_of(function: Callable[..., Any], atoms: Sequence[Atom]) -> tuple[list[Equation], list[Atom]]:
+    """The equations of a function of atoms, all calls open, with its results."""
+    inner, consts = opened(inlined(jax.make_jaxpr(function)(*(struct(v.aval) for v in atoms))))
+    assert not consts, "the function closes over no array"
+    return renamed(inner, dict(zip(inner.invars, atoms, strict=True)))
 
 
 def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> tuple[list[Equation], list[Atom], int]:
@@ -231,8 +242,7 @@ def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> 
         if twin is not None:
             rename.update(zip(eqn.outvars, twin, strict=True))
             continue
-        same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
-        kept.append(eqn if same else rebound(eqn, invars, eqn.outvars))
+        kept.append(reading(eqn, invars))
         leading += place < boundary
         if key is not None and not any(map(is_dropped, eqn.outvars)):
             seen[key] = eqn.outvars
@@ -264,18 +274,18 @@ class Live:
 
 
 def parted(jaxpr: Jaxpr, num_late: int) -> tuple[ClosedJaxpr, ClosedJaxpr]:
-    """Divide a program into what needs none of its last `num_late` inputs, and the rest, which makes its outputs.
+    """Divide a program into the part that needs none of its last `num_late` inputs, and the rest.
 
-    The first part takes the program's constants and other inputs, and returns what the rest reads of it. The rest takes
-    this and the late inputs.
+    The first part takes the program's constants and other inputs, and returns the values that the rest reads. The rest
+    takes these values and the late inputs, and makes the program's outputs.
     """
     late = jaxpr.invars[len(jaxpr.invars) - num_late :]
     needs, first, rest = set(late), list[Equation](), list[Equation]()
     for eqn in jaxpr.eqns:
-        is_late = any(not isinstance(v, Literal) and v in needs for v in eqn.invars)
+        is_late = not needs.isdisjoint(variables(eqn.invars))
         needs.update(eqn.outvars if is_late else ())
         (rest if is_late else first).append(eqn)
-    read = [v for v in chain(*(eqn.invars for eqn in rest), jaxpr.outvars) if not isinstance(v, Literal)]
+    read = variables(chain(*(eqn.invars for eqn in rest), jaxpr.outvars))
     kept = list(dict.fromkeys(v for v in read if v not in needs))
     given = [*jaxpr.constvars, *jaxpr.invars[: len(jaxpr.invars) - num_late]]
     return build(given, kept, first), build([*kept, *late], jaxpr.outvars, rest)
@@ -283,14 +293,9 @@ def parted(jaxpr: Jaxpr, num_late: int) -> tuple[ClosedJaxpr, ClosedJaxpr]:
 
 def live(eqns: Sequence[Equation], ends: Iterable[Atom]) -> Live:
     """The equations that the atoms `ends` need, those with effects, and all that these need; `ends` count as read."""
-    read = {v for v in ends if not isinstance(v, Literal)}
-    places = set()
+    read, places = set(variables(ends)), set[int]()
     for i in range(len(eqns) - 1, -1, -1):
         if has_effects(eqns[i]) or not read.isdisjoint(eqns[i].outvars):
             places.add(i)
-            read.update(_vars(eqns[i]))
+            read.update(variables(eqns[i].invars))
     return Live(frozenset(places), frozenset(read))
-
-
-def _vars(eqn: Equation) -> list[Var]:
-    return [v for v in eqn.invars if not isinstance(v, Literal)]

@@ -18,17 +18,17 @@ from typing import Any
 
 from jax import lax
 
-from jointcut.partition.program.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Literal, Var, inner_jaxprs, opened
+from jointcut.partition.program.jax.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Literal, Var, inner_jaxprs, opened
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.rewrite.matrices import Dot, Solve, dot_with_slopes, solve_with_slopes
 from jointcut.partition.rewrite.product import GUARD, Product, is_test_of_guard, named, with_slopes
 
-#: What stands between the test of a factor for zero and the choice.
+#: Primitives between the test of a factor for zero and the choice.
 _BETWEEN = frozenset({"and", "or", "broadcast_in_dim", "reduce_and"})
 
 
 def sloped(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, whose guarded products and solutions have such as their derivative."""
+    """The same program, in which derivatives of guarded products and solutions are guarded, too."""
     jaxpr, consts = opened(closed)
     return ClosedJaxpr(_sloped(jaxpr), consts)
 
@@ -41,7 +41,7 @@ def _sloped(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _changed(eqn: Equation, makers: Mapping[Var, Equation]) -> Equation:
-    """The equation, with slopes if it is guarded, or with bodies that have."""
+    """The equation, with slopes if it is guarded, or with bodies that have slopes."""
     if eqn.params.get("name") == GUARD:
         found = _called(opened(eqn.params["jaxpr"])[0])
         return eqn if found is None else simplify.instead(eqn, named(found))
@@ -52,7 +52,7 @@ def _changed(eqn: Equation, makers: Mapping[Var, Equation]) -> Equation:
 
 
 def _called(body: Jaxpr) -> Callable[..., Any] | None:
-    """What the body of a guarded call computes, with slopes; None for one that has slopes."""
+    """The function of a guarded call's body, with slopes; None for a body that has slopes."""
     eqn = body.eqns[0]
     primitive, params = eqn.primitive, tuple(sorted(eqn.params.items()))
     if primitive is lax.dot_general_p:
@@ -100,7 +100,7 @@ def _guarded(product: Equation, guard: Equation, makers: Mapping[Var, Equation])
 
 
 def _behind(v: Atom, makers: Mapping[Var, Equation]) -> Iterator[Equation]:
-    """The equations that say where factors are zero, the last first."""
+    """The equations that compute where factors are zero, the last first."""
     eqn = None if isinstance(v, Literal) else makers.get(v)
     if eqn is not None:
         yield eqn

@@ -1,8 +1,8 @@
 """Split a gradient that is a sum of scattered rows into the rows and their places.
 
-The gradient of an embedding table is mostly zeros: `jax.vjp` scatters a few rows into an array of the table's size.
-Where the user wants the rows as they are, the scatter is left out of the joint program, which returns the rows and
-their places instead. `torch.nn.Embedding(sparse=True)` does the same in PyTorch.
+The gradient of an embedding table is mostly zeros: `jax.vjp` scatters a few rows into an array of the table's size. If
+the user wants just the rows, the scatter is left out of the joint program, which returns the rows and their places
+instead. `torch.nn.Embedding(sparse=True)` does the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.partition.program.jaxprs import Atom, Equation, Literal, Var, fresh, opened, rebound, struct
+from jointcut.partition.program.jax import jaxprs
+from jointcut.partition.program.jax.abstract import struct
+from jointcut.partition.program.jax.jaxprs import Atom, Equation, Literal, opened
+from jointcut.partition.program.primitives import ADDING
+from jointcut.partition.rewrite.simplify import renamed
 
-_SUMS = ("add_any", "add")
 _SPREAD = ("broadcast_in_dim", "convert_element_type", "reshape")
 
 
@@ -30,7 +33,7 @@ def scatters(eqns: Sequence[Equation], gradient: Atom) -> list[Equation] | None:
         eqn = None if isinstance(atom, Literal) else makers.get(atom)
         if is_zero(atom, makers):
             continue
-        if eqn is not None and eqn.primitive.name in _SUMS:
+        if eqn is not None and eqn.primitive.name in ADDING:
             stack.extend(eqn.invars)
         elif eqn is not None and _scatters_rows(eqn):
             stack.append(eqn.invars[0])
@@ -41,13 +44,13 @@ def scatters(eqns: Sequence[Equation], gradient: Atom) -> list[Equation] | None:
 
 
 def is_zero(atom: Atom, makers: dict[Any, Any]) -> bool:
-    """Whether a value is zero by structure: a literal zero, or one spread over a shape."""
+    """Whether a value is zero by structure: a literal zero, or a literal zero spread over a shape."""
     while not isinstance(atom, Literal):
         eqn = makers.get(atom)
         if eqn is None or eqn.primitive.name not in _SPREAD:
             return False
         atom = eqn.invars[0]
-    return not np.any(np.asarray(atom.val))
+    return jaxprs.is_zero(atom)
 
 
 def _scatters_rows(eqn: Equation) -> bool:
@@ -65,7 +68,7 @@ def _scatters_rows(eqn: Equation) -> bool:
     return plain and indices.shape[-1] == 1 and tuple(map(tuple, dims)) == (rows, (0,), (0,))
 
 
-def taken_apart(scattering: Sequence[Equation], table: Any) -> tuple[list[Equation], list[Var]]:
+def taken_apart(scattering: Sequence[Equation], table: Any) -> tuple[list[Equation], list[Atom]]:
     """Equations that concatenate the rows of some scatters and their places, and the variables of both results.
 
     `table` is the abstract value of the gradient, `(length, *row)`. Rows have shape `(number, *row)`, places
@@ -88,10 +91,4 @@ def taken_apart(scattering: Sequence[Equation], table: Any) -> tuple[list[Equati
         return jnp.concatenate(rows), jnp.concatenate(inside)
 
     made, _ = opened(jax.make_jaxpr(lay)(*(struct(v.aval) for v in operands)))
-    names: dict[Any, Any] = dict(zip(made.invars, operands, strict=True))
-    eqns = []
-    for eqn in made.eqns:
-        outs = [fresh(v.aval) for v in eqn.outvars]
-        eqns.append(rebound(eqn, [v if isinstance(v, Literal) else names[v] for v in eqn.invars], outs))
-        names.update(zip(eqn.outvars, outs, strict=True))
-    return eqns, [names[v] for v in made.outvars]
+    return renamed(made, dict(zip(made.invars, operands, strict=True)))

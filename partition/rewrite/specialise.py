@@ -3,8 +3,8 @@
 A backward is made for all outputs. Often a caller differentiates only some of them; the others have zero cotangents.
 Zeros are followed through the equations as `jax.vjp` would have followed them. Products with a zero and sums of zeros
 are not computed. Where a zero meets an equation without a rule, an array of zeros is made. So zero times infinity is
-zero here, as it is for JAX's own symbolic zeros. Equations that nothing reads any more are dropped, inside loops,
-branches and calls as well; those with effects stay. Kept equations keep their name stack and source line.
+zero here, as it is for JAX's own symbolic zeros. Equations that nothing reads any more are dropped, also inside loops,
+branches and calls; equations with effects stay. Kept equations keep their name stack and source line.
 
 Some zeros are arrays in the program: a loop that sums cotangents starts from an array full of zeros. If only zeros are
 added to it, it is left out as well. So a value has one of three states, not two.
@@ -13,7 +13,7 @@ added to it, it is left out as well. So a value has one of three states, not two
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -22,39 +22,39 @@ import jax
 import numpy as np
 from jax import lax
 
-from jointcut.partition.program.jaxprs import (
+from jointcut.partition.program import primitives
+from jointcut.partition.program.jax.abstract import is_plain, struct
+from jointcut.partition.program.jax.jaxprs import (
     Atom,
     Equation,
     Jaxpr,
     Literal,
     Var,
+    are_same,
     build,
     check,
     fresh,
-    has_effects,
     inner_jaxprs,
-    is_explicit,
-    is_plain,
-    on_all_devices,
     opened,
-    paused_collection,
     rebound,
     scan,
     scan_layout,
-    struct,
     touches_references,
-    varied,
-    varying,
+    variables,
 )
-from jointcut.partition.program.primitives import BARRIER, OPENED, REGION
+from jointcut.partition.program.jax.meshes import is_explicit, on_all_devices, varied, varying
+from jointcut.partition.program.jax.runtime import paused_collection
+from jointcut.partition.program.jax.side_effects import has_effects
+from jointcut.partition.program.primitives import BARRIER, COND, OPENED, REGION, SCAN
+from jointcut.partition.rewrite.simplify import named
 
 
 @dataclass(frozen=True)
 class Specialised:
     """A program for the case that some of its inputs are zero.
 
-    `closed` takes those inputs of the original program that stand at the positions `used`. It returns the outputs of
-    the original program without those that `zero_outputs` marks.
+    `closed` takes the inputs of the original program at the positions `used`. It returns the outputs of the original
+    program, except outputs that `zero_outputs` marks.
     """
 
     closed: Any
@@ -75,31 +75,25 @@ _ABSENT, _BLANK, _GIVEN = _State.ABSENT, _State.BLANK, _State.GIVEN
 # The operands that must all be zero for the results to be zero. The others (indices, predicates) may be anything.
 _ALL, _FIRST = slice(None), slice(1)
 _TERMS: dict[str, slice] = {
-    **dict.fromkeys(("add", "add_any", "sub", "neg", "max", "min", "complex", "real", "imag", "conj"), _ALL),
-    **dict.fromkeys(("abs", "sign", "floor", "ceil", "round", "sin", "tan", "asin", "atan", "sinh"), _ALL),
-    **dict.fromkeys(("tanh", "asinh", "atanh", "erf", "expm1", "log1p", "square"), _ALL),
-    **dict.fromkeys(("convert_element_type", "reduce_precision", "bitcast_convert_type", "copy", "copy_p"), _ALL),
-    **dict.fromkeys(("broadcast_in_dim", "reshape", "transpose", "squeeze", "rev", "slice", "tile"), _ALL),
-    **dict.fromkeys(("concatenate", "pad", "split", "stack", "unstack"), _ALL),
-    **dict.fromkeys(("reduce_sum", "cumsum", "reduce_window_sum", "fft"), _ALL),
-    **dict.fromkeys(("psum", "psum_invariant", "pvary", "all_gather", "ppermute", "all_to_all"), _ALL),
-    **dict.fromkeys(("reduce_scatter", "sharding_constraint", "reshard", "name", "device_put"), _ALL),
-    **dict.fromkeys(("dynamic_slice", "gather"), _FIRST),
-    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub"), slice(0, 3, 2)),
+    **dict.fromkeys(primitives.ZERO_OF_ZEROS, _ALL),
+    **dict.fromkeys(primitives.LINEAR_FIRST & primitives.PICKING, _FIRST),
+    "scatter": slice(0, 3, 2),
+    "scatter-add": slice(0, 3, 2),
+    "scatter-sub": slice(0, 3, 2),
     "dynamic_update_slice": slice(2),
     "select_n": slice(1, None),
 }
-# The operands of which a single zero one makes the results zero.
+# The operands of which a single zero makes the results zero.
 _FACTORS: dict[str, slice] = {
-    **dict.fromkeys(("mul", "dot_general", "conv_general_dilated", "ragged_dot_general"), slice(2)),
-    **dict.fromkeys(("div", "rem", "scatter-mul", "select_and_scatter_add", "select_and_gather_add"), _FIRST),
+    **dict.fromkeys(primitives.BILINEAR, slice(2)),
+    **dict.fromkeys(primitives.LINEAR_FIRST - primitives.PICKING, _FIRST),
+    "rem": _FIRST,
     "triangular_solve": slice(1, 2),
     "tridiagonal_solve": slice(3, 4),
 }
-_SUMS = frozenset({"add", "add_any", "sub", "scatter-add", "scatter-sub"})  # adding or subtracting zero changes nothing
 _CALLS = OPENED | {"eval_jaxpr", REGION}
 # Zeros are followed into their bodies, which are not rewritten.
-_WHOLE = frozenset({"custom_jvp_call", "custom_vjp_call", "jointcut_call", "shard_map"})
+_WHOLE = (primitives.CALLS & primitives.WITH_BODIES) - OPENED | {"shard_map"}
 
 
 def without(closed: Any, zeros: Collection[int]) -> Specialised:
@@ -115,7 +109,7 @@ def without(closed: Any, zeros: Collection[int]) -> Specialised:
     with paused_collection():
         scope = _walked(jaxpr, [_ABSENT if i in gone else _GIVEN for i in range(len(jaxpr.invars))])
         zero = tuple(bool(gone) and scope.state(v) is not _GIVEN for v in jaxpr.outvars)
-        ends = [scope.renamed(v) for v, is_zero in zip(jaxpr.outvars, zero, strict=True) if not is_zero]
+        ends = [named(scope.atoms, v) for v, is_zero in zip(jaxpr.outvars, zero, strict=True) if not is_zero]
         part = _pruned(scope.eqns, ends)
         used = tuple(i for i, v in enumerate(jaxpr.invars) if v in part.read)
         out = build([jaxpr.invars[i] for i in used], ends, part.eqns)
@@ -136,7 +130,7 @@ def _walked(jaxpr: Jaxpr, known: Sequence[_State]) -> _Scope:
 
 @dataclass
 class _Scope:
-    """A list of equations while it is rewritten: the states of its variables, and atoms to read instead of some."""
+    """A list of equations while it is rewritten: the states of its variables, and atoms that replace some of them."""
 
     states: dict[Var, _State]
     atoms: dict[Var, Atom] = field(default_factory=dict)
@@ -148,13 +142,10 @@ class _Scope:
             return _BLANK if _holds_zero(atom) else _GIVEN
         return self.states.get(atom, _GIVEN)
 
-    def renamed(self, atom: Atom) -> Atom:
-        return atom if isinstance(atom, Literal) else self.atoms.get(atom, atom)
-
     def read(self, atom: Atom, reader: Equation) -> Atom:
         """The atom to read in place of `atom`: a new array of zeros if `atom` is left out."""
         if self.state(atom) is not _ABSENT:
-            return self.renamed(atom)
+            return named(self.atoms, atom)
         aval = atom.aval
         if not aval.shape and not varying(aval):
             return Literal(np.zeros(aval.shape, aval.dtype), aval)
@@ -177,13 +168,12 @@ class _Scope:
         if eqn.primitive.name == BARRIER:
             kept = [s is not _ABSENT for s in known]
             self.keep(eqn, _chosen(eqn.invars, kept), _chosen(eqn.outvars, kept))
-        elif not (_ABSENT in known and eqn.primitive.name in _SUMS and self.summed(eqn, known)):
+        elif not (_ABSENT in known and eqn.primitive.name in primitives.SUMS and self.summed(eqn, known)):
             self.keep(eqn, eqn.invars, eqn.outvars)
 
     def keep(self, eqn: Equation, invars: Sequence[Atom], outvars: Sequence[Var]) -> None:
         operands = [self.read(v, eqn) for v in invars]
-        same = len(operands) == len(eqn.invars) and all(a is b for a, b in zip(operands, eqn.invars, strict=True))
-        self.eqns.append(eqn if same else rebound(eqn, operands, outvars))
+        self.eqns.append(eqn if are_same(operands, eqn.invars) else rebound(eqn, operands, outvars))
 
     def summed(self, eqn: Equation, known: Sequence[_State]) -> bool:
         """Replace a sum that has one term left by that term, if their types agree; return whether it was replaced."""
@@ -192,7 +182,7 @@ class _Scope:
         if more or struct(eqn.invars[left].aval) != struct(out.aval):
             return False
         term = self.read(eqn.invars[left], eqn)
-        if left == 0 or eqn.primitive.name in ("add", "add_any"):
+        if left == 0 or eqn.primitive.name in primitives.ADDING:
             self.atoms[out] = term
         elif eqn.primitive.name == "sub":
             negated = _template(lax.neg, np.float32(0))
@@ -291,7 +281,7 @@ def _template(function: Any, operand: Any, **fixed: Any) -> Equation:
 
 @dataclass(frozen=True)
 class _Nest:
-    """An equation with bodies: its operands from `first` on are those of each body, and its results are theirs.
+    """An equation with bodies. Its operands from `first` on are the operands of each body, and so are its results.
 
     `carried` pairs an operand of the bodies with the result that takes its place at the next step of a loop.
     """
@@ -307,13 +297,13 @@ class _Nest:
         """The same equation over smaller bodies, with the operands that are `kept` and the results that are `shown`."""
         eqn, name = self.eqn, self.eqn.primitive.name
         outvars = _chosen(eqn.outvars, shown)
-        if name == "scan":
+        if name == SCAN:
             layout = scan_layout(eqn)
             a, b = layout.num_consts, layout.num_consts + layout.num_carry
             consts, carry = sum(kept[:a]), sum(kept[:b])
             return scan(eqn, bodies[0], operands[:consts], operands[consts:carry], operands[carry:], outvars)
         params = dict(eqn.params)
-        if name == "cond":
+        if name == COND:
             params["branches"] = tuple(bodies)
         else:
             key = "jaxpr" if "jaxpr" in params else "call_jaxpr"
@@ -325,16 +315,16 @@ class _Nest:
 
 
 def _nest(eqn: Equation) -> _Nest | None:
-    """The bodies of an equation to rewrite; None for one on references, or with constants in a body: it stays whole."""
+    """The bodies of an equation to rewrite; None if it stays whole: it has references, or constants in a body."""
     name = eqn.primitive.name
-    if name not in _CALLS | {"scan", "cond"} or touches_references(eqn):
+    if name not in _CALLS | {SCAN, COND} or touches_references(eqn):
         return None
     params = eqn.params
-    held = params["branches"] if name == "cond" else [params["jaxpr" if "jaxpr" in params else "call_jaxpr"]]
+    held = params["branches"] if name == COND else [params["jaxpr" if "jaxpr" in params else "call_jaxpr"]]
     bodies = tuple(opened(closed)[0] for closed in held)
     if any(body.constvars for body in bodies):
         return None
-    if name != "scan":
+    if name != SCAN:
         return _Nest(eqn, bodies, len(eqn.invars) - len(bodies[0].invars))
     layout = scan_layout(eqn)
     return _Nest(eqn, bodies, 0, tuple((layout.num_consts + i, i) for i in range(layout.num_carry)))
@@ -356,17 +346,13 @@ class _Part:
 
 
 def _pruned(eqns: Sequence[Equation], ends: Iterable[Atom]) -> _Part:
-    read = set(_variables(ends))
+    read = set(variables(ends))
     kept: list[Equation] = []
     for eqn in reversed(eqns):
         if has_effects(eqn) or any(v in read for v in eqn.outvars):
             kept.append(_shrunk(eqn, read))
-            read.update(_variables(kept[-1].invars))
+            read.update(variables(kept[-1].invars))
     return _Part(kept[::-1], read)
-
-
-def _variables(atoms: Iterable[Atom]) -> Iterator[Var]:
-    return (v for v in atoms if not isinstance(v, Literal))
 
 
 def _shrunk(eqn: Equation, read: Collection[Var]) -> Equation:
@@ -387,12 +373,8 @@ def _shrunk(eqn: Equation, read: Collection[Var]) -> Equation:
         if shown == before:
             break
     pairs = list(zip(nest.bodies, parts, strict=True))
-    if all(shown) and all(inputs) and all(_same(body.eqns, part.eqns) for body, part in pairs):
+    if all(shown) and all(inputs) and all(are_same(body.eqns, part.eqns) for body, part in pairs):
         return eqn
     bodies = [build(_chosen(b.invars, inputs), _chosen(b.outvars, shown), part.eqns) for b, part in pairs]
     kept = [True] * nest.first + inputs
     return nest.rebuilt(bodies, _chosen(eqn.invars, kept), kept, shown)
-
-
-def _same(old: Sequence[Equation], new: Sequence[Equation]) -> bool:
-    return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))

@@ -1,8 +1,8 @@
 """Read a value back from an output that is a view of it.
 
-The caller gets the outputs anyway, so they cost nothing to keep. Where an output only moves the elements of a value (a
-reshape, a transpose) and the backward reads that value, the backward moves the output back and reads the result
-instead. Then the value itself needs no second buffer.
+The caller gets the outputs anyway, so they cost nothing to keep. An output may only move the elements of a value (a
+reshape, a transpose). If the backward reads that value, it moves the output back and reads the result instead. Then the
+value itself needs no second buffer.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import jax
 import numpy as np
 from jax import lax
 
-from jointcut.partition.program.jaxprs import (
+from jointcut.partition.program.jax.abstract import is_plain, struct
+from jointcut.partition.program.jax.jaxprs import (
     Atom,
     Equation,
     Literal,
     Var,
     fresh,
-    is_plain,
     opened,
+    reading,
     rebound,
-    struct,
+    variables,
 )
+from jointcut.partition.program.primitives import UNDONE
 from jointcut.partition.rewrite.simplify import live, named
-
-_MOVES = ("reshape", "rev", "squeeze", "transpose")  # they can be undone, as can a broadcast that only adds axes
 
 
 def read_back(
@@ -35,17 +35,17 @@ def read_back(
 ) -> tuple[list[Equation], int]:
     """Let the backward of a joint program read values back from outputs that are views of them.
 
-    The first `boundary` equations are the forward's. `inputs` are those of the program, `outputs` those of the
-    function. The new backward starts with the inverse moves, then come the equations of the forward that no output
+    The first `boundary` equations are the forward's. `inputs` are the program's inputs, `outputs` the function's
+    outputs. The new backward starts with the inverse moves. Then come the equations of the forward that no output
     needs. Returns the new equations and the new boundary.
     """
     makers = {eqn.outvars[0]: eqn for eqn in eqns[:boundary] if _is_move(eqn)}
-    if not any(not isinstance(v, Literal) and v in makers for v in outputs):
+    if makers.keys().isdisjoint(variables(outputs)):
         return list(eqns), boundary
     ours = live(eqns[:boundary], outputs).places
     others = [eqn for i, eqn in enumerate(eqns) if i not in ours]
-    at_hand = {*inputs, *(v for v in outputs if not isinstance(v, Literal))}
-    read = {v for eqn in others for v in eqn.invars if not isinstance(v, Literal)}
+    at_hand = {*inputs, *variables(outputs)}
+    read = {v for eqn in others for v in variables(eqn.invars)}
     moved: list[Equation] = []
     rename: dict[Var, Atom] = {}
     for output in outputs:
@@ -63,7 +63,7 @@ def read_back(
         return list(eqns), boundary
     front = [eqn for i, eqn in enumerate(eqns) if i in ours]
     back = [moved[i] for i in sorted(live(moved, rename.values()).places)]
-    late = [_redirected(eqn, rename) for eqn in others]
+    late = [reading(eqn, [named(rename, v) for v in eqn.invars]) for eqn in others]
     return [*front, *back, *late], len(front)
 
 
@@ -79,11 +79,11 @@ def _is_move(eqn: Equation) -> bool:
         return source.size == aval.size
     if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         return False  # the elements are first put into another order
-    return eqn.primitive.name in _MOVES
+    return eqn.primitive.name in UNDONE
 
 
 def _undone(eqn: Equation, atom: Atom) -> tuple[Equation, Var]:
-    """The inverse of a move, which takes `atom` in place of the move's result; returns the equation and its result."""
+    """The inverse of a move, which takes `atom` in place of the move's result; return the equation and its result."""
     wanted: Any = eqn.invars[0].aval
     name = eqn.primitive.name
 
@@ -98,9 +98,3 @@ def _undone(eqn: Equation, atom: Atom) -> tuple[Equation, Var]:
     out = fresh(wanted)
     assert len(made) == 1, "a move that moves nothing is not traced"
     return rebound(made[0], [atom], [out]).replace(source_info=eqn.source_info, ctx=eqn.ctx), out
-
-
-def _redirected(eqn: Equation, rename: dict[Var, Atom]) -> Equation:
-    invars = [named(rename, v) for v in eqn.invars]
-    same = all(a is b for a, b in zip(invars, eqn.invars, strict=True))
-    return eqn if same else rebound(eqn, invars, eqn.outvars)

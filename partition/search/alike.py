@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from jointcut.partition.prices.rules import light
+from jointcut.partition.search.recompute import Figures, figures
 from jointcut.partition.search.stretches import Stretch, Stretches
-from jointcut.partition.search.undo import Figures, figures
 
 
 class Alike:
@@ -22,7 +22,7 @@ class Alike:
         self.row = row
         self.described = [_Described(row, stretch) for stretch in row.stretches]
         first: dict[Any, int] = {}
-        has_loops = len(row.graph.regions) > 1
+        has_loops = len(row.graph.loops) > len(row.graph.once)
         kinds = (d.stretch.number if has_loops else d.kind() for d in self.described)
         self.first = [first.setdefault(kind, number) for number, kind in enumerate(kinds)]
         self.known: dict[tuple[Any, ...], Figures] = {}
@@ -30,7 +30,7 @@ class Alike:
     def figures(
         self, number: int, inside: frozenset[int], outer: frozenset[int], inner: frozenset[int], drops: bool
     ) -> Figures:
-        """The figures of the stretch of this number, as `undo.figures` returns them."""
+        """The figures of the stretch with this number, as `undo.figures` returns them."""
         first = self.first[number]
         mine, its = self.described[number].numbers, self.described[first].numbers
         back = None if number == first else dict(zip(its, mine, strict=True))
@@ -45,13 +45,13 @@ class Alike:
 
 
 def _renamed(found: Figures, names: Mapping[int, int]) -> Figures:
-    """The same figures of another stretch."""
+    """The same figures with the values of another stretch."""
     parts = ("saved", "passed", "reads", "dropped")
     return replace(found, **{part: frozenset(names[v] for v in getattr(found, part)) for part in parts})
 
 
 class _Described:
-    """One stretch, all values that its figures depend on, in the order in which they are met, and each one's number."""
+    """One stretch, all values that its figures depend on, in the order in which they are met, and their numbers."""
 
     def __init__(self, row: Stretches, stretch: Stretch) -> None:
         self.row, self.stretch = row, stretch
@@ -64,7 +64,7 @@ class _Described:
         self.numbers = {v: k for k, v in enumerate(values)}
 
     def kind(self) -> tuple[Any, ...]:
-        """What stretches that are alike have in common."""
+        """A description that is equal for stretches that are alike."""
         row, stretch, numbers = self.row, self.stretch, self.numbers
 
         def at(values: Iterable[int]) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class _Described:
         return ops, sides, reads, ends, tuple(map(self._facts, numbers))
 
     def _facts(self, v: int) -> tuple[Any, ...]:
-        """What is known of a value, and whether this stretch makes it."""
+        """The properties of a value that figures depend on, and whether this stretch makes it."""
         row, problem, value = self.row, self.row.problem, self.row.graph.values[v]
         roots = tuple(sorted(self.numbers[r] for r in row.places.roots[v] if r in self.numbers))
         is_mine, is_never_saved = row.made_in[v] == self.stretch.number, bool(problem.verdicts[v].not_saved)

@@ -1,21 +1,20 @@
 """Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower, or JAX's own.
 
-The minimum cut computes no product twice. On a CPU that is not always best: a program gets fresh memory for its
-temporaries at each call, and the system hands out large buffers page by page, so that less memory also takes less time.
-Where the model finds a plan that is clearly smaller and no slower, this plan is taken, even if it computes products
+The minimum cut computes no product twice. On a CPU that is not always best. A program gets fresh memory for its
+temporaries at each call, and the system hands out large buffers page by page, so less memory also takes less time.
+If the model finds a plan that is clearly smaller and no slower, this plan is taken, even if it computes products
 again.
 
-To compute something again takes more than the model knows: XLA cannot fuse it with the forward, and may copy what it
-reads once more. Where the model sees no clear gain in what the minimum cut computes again, JAX's own plan is taken.
+Recomputing takes longer than the model knows: XLA cannot fuse it with the forward, and may copy its operands once more.
+If the model sees no clear gain in the values that the minimum cut recomputes, JAX's own plan is taken.
 
-The rates are fixed, not measured: one program has one plan, in every process and on every machine. Those of a CPU lie
-between the rates that were measured on two cores in several hours, which for fresh memory were from 3.9 to 6.3 GB in a
-second.
+The rates are fixed, not measured: one program has one plan, in every process and on every machine. The rates of a CPU
+lie between rates measured on two cores in several hours; for fresh memory these were from 3.9 to 6.3 GB per second.
 
-On a GPU or TPU whose rates are known (`prices.targets`), writing and reading what is saved takes as long as many of the
-products that would be computed again. So all plans of the menu are looked at, not those of the front alone, and the
-smallest is taken that takes hardly longer than the minimum cut, and no longer than JAX's own plan. Where the device
-has too little memory for it, the fastest plan is taken that should fit.
+On a GPU or TPU whose rates are known (`prices.targets`), writing and reading saved values takes as long as recomputing
+many products. So all plans of the menu are compared, not only the plans of the front. The smallest plan is taken that
+takes hardly longer than the minimum cut, and no longer than JAX's own plan. If the device has too little memory for it,
+the fastest plan is taken that should fit.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import FRONT, Candidate
 from jointcut.partition.search.front import spread
 
-#: How much longer a flop of a convolution takes than one of a matrix product, in XLA's code for a CPU.
+#: How much longer a flop of a convolution takes than a flop of a matrix product, in XLA's code for a CPU.
 _CONVOLUTION = 2.0
 
-#: The time that an op takes at least which is no part of a loop over elements. In the steps of a simulator the smallest
-#: matrix products took 10 to 16 microseconds, and to compute them again took twice as long as their flops tell.
+#: The least time of an op that is no part of a loop over elements. In the steps of a simulator the smallest matrix
+#: products took 10 to 16 microseconds, and computing them again took twice the time that their flops predict.
 _LEAST_S = 1.2e-5
 
 
 @dataclass(frozen=True)
 class Processor(Roofline):
-    """The rates of a CPU; `flops_per_s` are those of matrix products."""
+    """The rates of a CPU; `flops_per_s` is the rate of matrix products."""
 
     def seconds(self, graph: Graph, op: Op) -> float:
         """The seconds of any roofline, times `_CONVOLUTION` for a convolution; `_LEAST_S` or more for a separate op."""
@@ -55,22 +54,24 @@ class Processor(Roofline):
         return max(seconds, _LEAST_S) if seconds and not is_fused(op.name) and op.name not in CALLS else seconds
 
 
-#: The rates of a backend, for the default plan of a problem without `rates`. Without either it is the minimum cut.
+#: The rates of each backend, for the default plan of a problem without `rates`. Without rates, the plan is the minimum
+#: cut.
 RATES: dict[str, CostModel] = {
     "cpu": Processor(flops_per_s=1.25e11, elementwise_per_s=2.9e10, bytes_per_s=3.1e10, fresh_bytes_per_s=5e9)
 }
 
-#: The share of the minimum cut's peak that a plan must save. Some of the plans that promised a tenth saved nothing.
+#: The share of the minimum cut's peak that a plan must save. Some plans that promised a tenth saved nothing.
 LEAST_PEAK = 0.25
 
 #: How many plans of the front are replayed.
 TRIED = 3
 
 #: How much longer than the minimum cut a plan may take on a GPU or TPU, as a share of the step's time. The model knows
-#: the time of a step less well. For a GPT of 12 layers on an H100, 3% more time spares two thirds of the memory.
+#: the time of a step less well than this. For a GPT of 12 layers on an H100, 3% more time spares two thirds of the
+#: memory.
 SLOWER = 0.03
 
-#: Which share of the device's memory plans are expected to find.
+#: The share of the device's memory that plans are expected to find.
 ROOM = 0.9
 
 #: The shares of the peak and of the step's time that count as a gain over JAX's own plan. Programs for which JAX keeps
@@ -81,10 +82,10 @@ GAIN_BYTES, GAIN_SECONDS, NOTICED = 0.05, 0.01, 1 << 16
 def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
     """Return the best plan known.
 
-    That is one of clearly less memory than the minimum cut in no more time, or the minimum cut, or JAX's own plan where
-    that one is no clear gain over it; on a device with `rates`, the `leanest`. The plan of a graph is for JAX's default
-    backend. `cost` prices ops instead of the fixed rates. Raises the errors of `min_cut`, and `PlanError` where `cost`
-    gives a price that is negative, infinite or not a number.
+    This is a plan that takes clearly less memory than the minimum cut in no more time, or else the minimum cut. If that
+    is no clear gain over JAX's own plan, it is JAX's own plan. On a device with `rates` it is the `leanest`. The plan
+    of a graph is for JAX's default backend. `cost` prices ops instead of the fixed rates. Raises the errors of
+    `min_cut`, and `PlanError` where `cost` gives a price that is negative, infinite or not a number.
     """
     problem = as_problem(program, Backend.here())
     plan = mincut.min_cut(problem)
@@ -103,7 +104,7 @@ def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
 
 
 def is_gain(planner: Planner, plan: Plan, whole: Plan) -> bool:
-    """Whether a plan is clearly faster than JAX's own, the `whole` one, or clearly smaller, by the model."""
+    """Whether a plan is clearly faster or clearly smaller than JAX's own plan `whole`, by the model."""
     spared = planner.weighed_seconds(planner.priced(whole)) - planner.weighed_seconds(planner.priced(plan))
     if spared > GAIN_SECONDS * planner.common_seconds:
         return True
@@ -112,12 +113,12 @@ def is_gain(planner: Planner, plan: Plan, whole: Plan) -> bool:
 
 
 def leanest(planner: Planner, default: Plan) -> Plan:
-    """The smallest plan of the menu that takes hardly longer than the default, and no longer than JAX's own.
+    """The smallest plan of the menu that takes hardly longer than the default, and no longer than JAX's own plan.
 
-    JAX's own plan is taken where no such plan is smaller, and where it keeps too few bytes to be noticed.
+    Returns JAX's own plan where no such plan is smaller, and where JAX's own keeps too few bytes to be noticed.
     """
     plain, cut = planner.everything(), planner.known(planner.priced(default))
-    whole = cut if plain is None else planner.known(plain)  # where a demand forbids it, there is none
+    whole = cut if plain is None else planner.known(plain)  # None where a demand forbids it
     if plain is not None and plain.bytes_saved < NOTICED:
         return plain
     step_seconds = planner.common_seconds + min(cut.step_seconds, whole.step_seconds)
@@ -130,9 +131,9 @@ def leanest(planner: Planner, default: Plan) -> Plan:
 
 
 def _with_room(planner: Planner, chosen: Candidate, whole: Candidate) -> Candidate:
-    """The chosen plan, or the fastest one that should fit on the device; where none does, the smallest.
+    """The chosen plan, or the fastest plan that should fit on the device.
 
-    Where none does and the compiler computes again by itself, it gets JAX's own plan, in which it may.
+    If none fits, this is the smallest plan; but where the compiler may recompute by itself, it gets JAX's own plan.
     """
     room_bytes = planner.problem.room_bytes
     if room_bytes is None or chosen.predicted_bytes <= ROOM * room_bytes:

@@ -1,60 +1,62 @@
 """List the plans worth trying for a budget, with the peak and the time of each.
 
-A `Planner` knows one program and its prices. Its *menu* is the list of plans worth trying: the default cut, the
-vertices of the front of (bytes saved, seconds recomputed) and cuts between them, divisions of the forward into pieces
-that run again one at a time (`chain`: for small budgets, where recomputed values take more memory than saved ones), and
-long loops in segments. Each plan has a time, for recomputing and for writing and reading what it saves, and a predicted
-peak from a replay. Where a budget falls between two plans that lie far apart, `fastest` looks for others between them.
+A `Planner` knows one program and its prices. Its *menu* is the list of plans worth trying:
+
+- the default cut,
+- the vertices of the front of (bytes saved, seconds recomputed), and cuts between them,
+- divisions of the forward into pieces that run again one at a time (`chain`): for small budgets, where recomputed
+  values take more memory than saved ones,
+- long loops in segments,
+- loops with fewer checkpoints.
+
+Each plan has a time, for recomputing and for writing and reading its saved values, and a predicted peak from a replay.
+If a budget falls between two plans that lie far apart, `fastest` looks for others between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
+from jointcut.partition.bodies.checkpoints import Numbers
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.lower.replay import Replay, Replayer, Rows, spared
+from jointcut.partition.lower.memory.replay import Replay, Replayer, Rows, spared
 from jointcut.partition.lower.reruns import segmentable
 from jointcut.partition.lower.schedule import schedule
-from jointcut.partition.lower.steps import Schedule
 from jointcut.partition.plans.asjax import residuals_of_jax
 from jointcut.partition.plans.backend import scattered_bytes
 from jointcut.partition.plans.plan import Plan, PlanKey
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline, op_seconds
-from jointcut.partition.program.graph import TOP
-from jointcut.partition.program.jaxprs import paused_collection
+from jointcut.partition.program.jax.runtime import paused_collection
 from jointcut.partition.program.primitives import FUSED
-from jointcut.partition.search.between import in_segments, kept_share, mixed, partly
 from jointcut.partition.search.candidates import FRONT, Candidate, Menu, first_within, is_between, ranked
 from jointcut.partition.search.chain import divisions
 from jointcut.partition.search.copies import Copies, bound_seconds, copies, in_parts, seconds_of, sending
 from jointcut.partition.search.front import Choice, Front, front, sampled
 from jointcut.partition.search.mincut import min_cut, save_all
+from jointcut.partition.search.mixtures import FewerCheckpoints, in_segments, kept_share, mixed, partly
 from jointcut.partition.search.network import Network, network
 
-#: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have for it.
+#: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have.
 _SAMPLES = ((1_000, 24, 24), (3_000, 16, 24), (20_000, 4, 4))
 _FEWEST_SAMPLES = 2, 3
 
-#: How many plans that are faster than the one found are looked at, by the most ops that the program may have for it.
+#: How many plans that are faster than the one found are tried, by the most ops that the program may have.
 _LOOKS = (3_000, 4), (8_000, 1)
 
-#: How often the gap around a budget is divided at most, and which share of the larger neighbour's peak is near enough.
+#: How often the gap around a budget is halved at most, and how near is near enough, as a share of the larger
+#: neighbour's peak.
 _MOST_HALVINGS = 6
 _DENSE = 0.93
 
-#: Which shares of the steps are kept whole where plans of the menu run loops partly in segments, and the most ops that
-#: the program may have for it, and for loops that offload in part.
+#: The shares of steps kept whole where plans of the menu run loops partly in segments, and the most ops that the
+#: program may have for that, and for loops that offload in part.
 _KEPT_SHARES = 0.75, 0.5, 0.25
 _MOST_OPS_PARTLY = 3_000
-
-#: The most ops that a program may have for the compiler's fusions to be followed. A loop over elements may take in the
-#: whole chain of sums of a deep network, so that this takes the square of the depth.
-_MOST_FOLLOWED = 20_000
 
 
 class Planner:
@@ -62,8 +64,8 @@ class Planner:
 
     `model` is the problem's; a `Roofline` is taken `within` the most bytes that the program may save. Where no budget
     forbids it, a plan saves a byte if computing it again would take longer than `model.saving_seconds(1)`, the time to
-    write and read it. `told` is called before each replay with its number and with how many plans there are. With the
-    rate of the link to the host, plans may offload more than the problem demands.
+    write and read it. `told` is called before each replay with its number and the number of plans. If the rate of the
+    link to the host is known, plans may offload more than the problem demands.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Planner:
         told: Callable[[int, int], None] = lambda number, most: None,
         host_bytes_per_s: float | None = None,
     ) -> None:
-        """Search for nothing yet. Raises `PlanError` where the ops of the problem have no prices in seconds."""
+        """Start without a search. Raises `PlanError` where the ops of the problem have no prices in seconds."""
         if problem.model is None:
             cure = "Give it a cost model: problem.timed(model)."
             raise PlanError(message("The problem", "has no prices in seconds.", cure))
@@ -80,8 +82,8 @@ class Planner:
         model = problem.model
         self.most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
         self.model = model.within(self.most_bytes) if isinstance(model, Roofline) else model
+        self.checkpoints = FewerCheckpoints(problem, self.model)
         self._replayer = Replayer(self.graph)
-        self._predicted: dict[PlanKey, float] = {}
         self._known: dict[PlanKey, Candidate] = {}
         self._between: dict[tuple[int, int], list[Candidate]] = {}
 
@@ -92,12 +94,12 @@ class Planner:
 
     @property
     def num_replayed(self) -> int:
-        """How many plans of the menu were replayed so far."""
+        """The number of plans of the menu replayed so far."""
         return len(self._known)
 
     @cached_property
     def common_seconds(self) -> float:
-        """The time that every plan takes by the model: each op once, except those that XLA fuses."""
+        """The time that every plan takes by the model: each op once, except ops that XLA fuses."""
         graph = self.graph
         ops = [op for op in graph.ops if op.name not in FUSED and op.outputs]
         trips = [graph.values[op.outputs[0]].copies for op in ops]
@@ -110,8 +112,13 @@ class Planner:
 
     @cached_property
     def _bounds(self) -> Front:
-        """The front in true seconds, which bounds every plan; that of the search unless something is preferred."""
-        return self.front if not self.problem.preferences else front(network(self.problem.without_preferences))
+        """The front in true seconds, which bounds every plan.
+
+        It is the search's own front unless something is preferred, or loops may keep fewer checkpoints.
+        """
+        fewest = self.checkpoints.fewest
+        is_own = not self.problem.preferences and not fewest
+        return self.front if is_own else front(network(self.problem.at(fewest).without_preferences))
 
     @cached_property
     def front(self) -> Front:
@@ -132,8 +139,8 @@ class Planner:
     def priced(self, plan: Plan) -> Plan:
         """The plan with the seconds of the ops that it runs again, and a lower bound on these for its bytes.
 
-        Where the rate of the link to the host is known, the seconds for which it waits for copies are among them, and
-        the bound is one on plans that offload, too.
+        Where the rate of the link to the host is known, the seconds include the time of waiting for copies, and the
+        bound covers plans that offload, too.
         """
         seconds, on_device = self._again(plan, self.problem.seconds), plan.bytes_saved + plan.bytes_spared
         rate = self.host_bytes_per_s
@@ -149,7 +156,7 @@ class Planner:
 
     @cached_property
     def halves_seconds(self) -> tuple[float, float]:
-        """The time of forward and backward by the model, without what runs again; what may run on either is in both."""
+        """The time of forward and backward by the model, without reruns; ops that may run in either count in both."""
         sides, ops = self.problem.sides, self.graph.ops
         times = [(op.id, seconds_of(self.problem, self.model, op.id)) for op in ops if op.outputs]
         forward = sum(seconds for i, seconds in times if i not in sides.backward)
@@ -158,27 +165,32 @@ class Planner:
     def copies(self, plan: Plan) -> Copies:
         """The copies of a plan between the memories, in its schedule, by the rate of the link."""
         assert self.host_bytes_per_s is not None, "the rate of the link is known"
-        return copies(self.problem, schedule(self.problem, plan), self.model, self.host_bytes_per_s)
+        steps = schedule(self.problem, plan)
+        return copies(self.problem.at(plan.checkpoints), steps, self.model, self.host_bytes_per_s)
 
     def waiting_seconds(self, plan: Plan) -> float:
         """The time for which a plan waits for copies between the memories."""
         return self.copies(plan).waiting_seconds if plan.offloaded else 0.0
 
     def _again(self, plan: Plan, seconds: Sequence[float]) -> float:
-        """The sum, over all ops that run again, of the seconds given for each; loops in segments without kept steps."""
+        """The sum of the given seconds over all ops that run again, with the steps that lack checkpoints.
+
+        Loops in segments count without kept steps.
+        """
         loops = segmentable(self.problem, plan) if plan.segments else {}
         in_segments = sum(
             (1.0 - kept / loops[loop].length) * sum(seconds[i] for i in loops[loop].rerun_ops)
             for loop, _, kept in plan.loops_in_segments
         )
-        return float(sum(seconds[i] for i in plan.reruns(self.graph)) + in_segments)
+        again = sum(seconds[i] for i in plan.reruns(self.graph))
+        return float(again + in_segments + self.checkpoints.seconds(plan.checkpoints))
 
     def step_seconds(self, plan: Plan) -> float:
         """The time to run ops again, and to write and read the saved values."""
         return (plan.seconds or 0.0) + self.model.saving_seconds(plan.bytes_saved + plan.bytes_offloaded)
 
     def weighed_seconds(self, plan: Plan) -> float:
-        """`step_seconds` as plans are compared by, with what preferences weigh."""
+        """`step_seconds` plus the weight of preferences, as plans are compared."""
         if not self.problem.preferences:
             return self.step_seconds(plan)
         weighed, seconds = self.problem.weighed, self.problem.seconds
@@ -189,50 +201,30 @@ class Planner:
         """Return a plan with its figures."""
         with paused_collection():
             steps = schedule(self.problem, plan)
-            plan = spared(self.graph, plan, steps)
-            follow = partial(self._followed, plan.key, steps) if self.is_followed else None
+            plan = spared(steps.graph, plan, steps)
             seconds, peak = self.weighed_seconds(plan), self._replayer.rows(steps).peak_bytes
             preferred, calibration = seconds - self.step_seconds(plan), self.problem.backend.calibration
-            return Candidate(plan, peak, seconds, follow, preferred, calibration)
+            return Candidate(plan, peak, seconds, preferred, calibration)
 
     def replay(self, plan: Plan) -> Replay:
-        """The peak of a plan, by the model, and what is alive there."""
+        """The peak of a plan, by the model, and the buffers alive there."""
         return self.rows(plan).replay()
 
     def rows(self, plan: Plan) -> Rows:
-        """The rows of a plan's schedule, as the backend runs them: the buffers that each step makes and reads.
-
-        Where the program is too large to follow the backend, they are those of the schedule itself.
-        """
-        return self._follower.rows(schedule(self.problem, plan))
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether peaks are predicted from what the backend fuses, and where it puts each buffer."""
-        return self.problem.backend.is_followed and len(self.graph.ops) <= _MOST_FOLLOWED
+        """The rows of a plan's schedule: the buffers that each step makes and reads."""
+        return self._replayer.rows(schedule(self.problem, plan))
 
     @cached_property
     def scattered_bytes(self) -> int:
         """The sum over all scatters of the bytes of the largest array that each reads."""
         return scattered_bytes(self.graph)
 
-    @cached_property
-    def _follower(self) -> Replayer:
-        backend = self.problem.backend
-        return Replayer(self.graph, backend if self.is_followed else replace(backend, is_followed=False))
-
-    def _followed(self, key: PlanKey, steps: Schedule) -> float:
-        if key not in self._predicted:
-            with paused_collection():
-                self._predicted[key] = float(self._follower.rows(steps).peak_bytes)
-        return self._predicted[key]
-
     # ------------------------------------------------------------------------------------------------- the menu
 
     def plans(self) -> Iterator[Plan]:
-        """Plans worth trying: the default one, the front's, those in pieces, and each with its loops in segments."""
+        """Plans worth trying: the default, the front's, the divisions; and each with fewer checkpoints, in segments."""
         seen: set[PlanKey] = set()
-        for plan in self._plans():
+        for plan in (plan for chosen in self._plans() for plan in (chosen, *self.fewer(chosen))):
             for form in (plan, *self.in_segments(plan), *self.offloading(plan)):
                 if form.key not in seen:
                     seen.add(form.key)
@@ -243,7 +235,7 @@ class Planner:
             yield default
         if (everything := self.everything()) is not None:
             yield everything
-            if default is not None and len(self.graph.loops) > 1:
+            if default is not None and len(self.graph.loops) > len(self.graph.once):
                 yield self.loops_kept(default, everything)
         samples, divided = next((n for most, *n in _SAMPLES if len(self.graph.ops) <= most), _FEWEST_SAMPLES)
         for choice in sampled(self.front, samples):
@@ -258,20 +250,20 @@ class Planner:
             return None
 
     def everything(self) -> Plan | None:
-        """The plan that saves what plain JAX saves; None where a demand may forbid it."""
+        """The plan that saves the values that plain JAX saves; None where a demand may forbid it."""
         is_free = not any(c.demand.is_must for c in self.problem.constraints)
         return self.priced(save_all(self.problem)) if is_free else None
 
     def loops_kept(self, outside: Plan, inside: Plan) -> Plan:
-        """A plan that saves what `outside` saves outside loops and `inside` saves in loops, to be run in segments."""
+        """A plan that saves like `outside` outside loops and like `inside` in loops, to be run in segments."""
         values, escaping = self.graph.values, self.problem.sides.escaping
-        saved = [v for v in outside.values if values[v].loop == TOP or v in escaping]
-        saved += [v for v in inside.values if values[v].loop != TOP]
+        saved = [v for v in outside.values if values[v].loop in self.graph.once or v in escaping]
+        saved += [v for v in inside.values if values[v].loop not in self.graph.once]
         reasons = {s.value: s.reason for s in (*outside.saved, *inside.saved)}
         return self.priced(self._of(saved, f"{outside.strategy}, loops kept", reasons))
 
     def divided(self, most: int = _SAMPLES[0][2]) -> Iterator[Plan]:
-        """Plans that divide the forward into pieces which run again one at a time, at most so many."""
+        """At most `most` plans that divide the forward into pieces which run again one at a time."""
         for division in divisions(self.problem, self.front, self.model.saving_seconds(1), most):
             reasons, dropped = division.reasons, division.dropped
             yield self.priced(
@@ -285,13 +277,20 @@ class Planner:
             for more in (sending, in_parts) if len(self.graph.ops) <= _MOST_OPS_PARTLY else (sending,):
                 yield from map(self.priced, more(self.problem, plan, self.waiting_seconds, hidden))
 
+    def fewer(self, plan: Plan) -> Iterator[Plan]:
+        """The same plan with fewer checkpoints of its loops."""
+        yield from (self._numbered(plan, numbers) for numbers in self.checkpoints.choices)
+
+    def _numbered(self, plan: Plan, numbers: Numbers) -> Plan:
+        return self.priced(self.checkpoints.plan(plan, numbers))
+
     def in_segments(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with its long loops run in segments, if that would keep fewer bytes."""
         if (segmented := in_segments(self.problem, plan)) is not None:
             yield self.priced(segmented)
 
     def partly(self, plan: Plan, share: float) -> Plan:
-        """A plan in segments, with about a share of the steps of each such loop kept whole; raises as `partly` does."""
+        """A plan in segments that keeps about a share of the steps of each such loop whole; raises as `partly` does."""
         return self.priced(partly(self.problem, plan, share))
 
     @cached_property
@@ -301,7 +300,7 @@ class Planner:
             return tuple(self._menu.all())
 
     def small(self, most_bytes: float, spread: float) -> list[Candidate]:
-        """The candidates of the menu that may take at most so many bytes, or the least times `spread`; by peak."""
+        """The candidates of the menu that may take at most `most_bytes`, or the least times `spread`; by peak."""
         with paused_collection():
             return self._menu.small(most_bytes, spread)
 
@@ -320,7 +319,8 @@ class Planner:
     def _with_kept_steps(self, plan: Plan) -> Iterator[Plan]:
         """The plan in segments with shares of the steps kept whole.
 
-        They may better all plans between that one and those without segments, so that none would be found from these.
+        These plans may better all plans between the plan in segments and the plans without. Then no search between
+        those would find them.
         """
         if len(self.graph.ops) <= _MOST_OPS_PARTLY:
             yield from (self.partly(plan, share) for share in _KEPT_SHARES)
@@ -333,7 +333,7 @@ class Planner:
 
     @property
     def looks(self) -> int:
-        """How many plans are looked at that are not expected to fit but might."""
+        """How many plans are tried that are not expected to fit but might."""
         return next((looks for most, looks in _LOOKS if len(self.graph.ops) <= most), 0)
 
     @cached_property
@@ -344,10 +344,10 @@ class Planner:
     def fastest(
         self, most_bytes: float, expected: Callable[[Candidate], float] = lambda c: c.peak_bytes
     ) -> Candidate | None:
-        """The fastest known plan that is `expected` to take at most so many bytes; None where there is none.
+        """The fastest known plan that is `expected` to take at most `most_bytes`; None where there is none.
 
-        Plans of smaller peaks, by the model's own replay, are mostly expected to take less: of those that are faster
-        than the fastest one found so, a few are looked at. By these peaks, more bytes never give a slower plan.
+        A plan of a smaller replayed peak is mostly expected to take less. So a plan is found by the peaks first. Then a
+        few of the faster plans are tried. By these peaks, more bytes never give a slower plan.
         """
         with paused_collection():
             row = self._menu.row(most_bytes, expected)
@@ -369,7 +369,7 @@ class Planner:
     def between(self, large: Candidate, small: Candidate) -> list[Candidate]:
         """Candidates strictly between two others in peak and in time; `large` takes more bytes and less time.
 
-        So what is found for a budget is never slower than what is found for a smaller one.
+        So the plan found for a budget is never slower than the plan found for a smaller one.
         """
         pair = id(large), id(small)
         if pair not in self._between:
@@ -380,11 +380,14 @@ class Planner:
 
     def _middle(self, large: Plan, small: Plan) -> Iterator[Plan]:
         """Plans that may lie between two others."""
-        handed = [plan.bytes_saved + plan.bytes_spared for plan in (large, small)]  # without segments
+        numbers, ends = self.checkpoints.between(large, small), (large, small)
+        whole = [self.checkpoints.plan(plan, ()) for plan in ends]
+        handed = [plan.bytes_saved + plan.bytes_spared for plan in whole]  # without segments
         choice = self.front.best(sum(handed) // 2)
         plans = [] if choice is None else [self.plan(choice, FRONT)]
-        plans += map(self.priced, mixed(self.problem, large, small))
-        yield from plans
+        plans += mixed(self.problem, large, small)
+        plans, moved = ([self._numbered(plan, numbers) for plan in row] for row in (plans, ends))
+        yield from plans if large.checkpoints == small.checkpoints else (*moved, *plans)
         for plan in plans:
             yield from self.offloading(plan)
         if small.segments:

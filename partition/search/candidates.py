@@ -10,13 +10,13 @@ from operator import attrgetter
 from jointcut.partition.plans.backend import PORTABLE
 from jointcut.partition.plans.plan import Plan
 
-#: A plan whose replay takes at most this factor of the least one's may take less memory than that one, once compiled.
+#: A plan whose replayed peak is at most this factor of the least may take less memory than that plan, once compiled.
 WIDE = 1.35
 
-#: The strategy of plans that are cuts of the front, and no more.
+#: The strategy of plans that are just cuts of the front.
 FRONT = "front"
 
-#: So many guesses by the peak are made; then halves of what is left are looked at.
+#: How many guesses are made by the peak. After them the remaining range is halved.
 _MOST_GUESSES = 4
 
 _PEAK = attrgetter("peak_bytes")
@@ -26,27 +26,21 @@ _PEAK = attrgetter("peak_bytes")
 class Candidate:
     """A plan with the figures of the model.
 
-    `peak_bytes` are those of temporaries. `step_seconds` is the time to recompute, and to write and read the saved
-    values; the time that every plan takes is not in it, but `preferred_seconds` are: what preferences weigh in the
-    comparison with other plans. `follow` replays the plan's schedule as the compiler runs it. `calibration` is the
-    compiler's bytes for each byte of a replay that does not follow it.
+    `peak_bytes` counts temporaries. `step_seconds` is the time to recompute, and to write and read the saved values. It
+    leaves out the time that every plan takes, and includes `preferred_seconds`, the weight of preferences in the
+    comparison with other plans. `calibration` is the compiler's bytes for each byte of a replay.
     """
 
     plan: Plan
     peak_bytes: int
     step_seconds: float
-    follow: Callable[[], float] | None = field(default=None, compare=False, repr=False)
     preferred_seconds: float = 0.0
     calibration: float = PORTABLE.calibration
 
     @property
     def predicted_bytes(self) -> float:
-        """The compiler's bytes of temporaries, as well as they are known before it has compiled the plan.
-
-        Where the backend is followed, this takes several times as long as the replay that gives `peak_bytes`, which is
-        enough to compare plans.
-        """
-        return self.calibration * self.peak_bytes if self.follow is None else self.follow()
+        """The compiler's bytes of temporaries, as far as they are known before it has compiled the plan."""
+        return self.calibration * self.peak_bytes
 
 
 def is_between(large: Candidate, c: Candidate, small: Candidate) -> bool:
@@ -65,10 +59,11 @@ def ranked(menu: Iterable[Candidate], peak: Callable[[Candidate], float] = _PEAK
 
 
 def first_within(row: Sequence[Candidate], most_bytes: float, expected: Callable[[Candidate], float]) -> int:
-    """The place of the first of some ranked candidates that is `expected` to take at most so many bytes; else the end.
+    """The place of the first ranked candidate that is `expected` to take at most `most_bytes`; the end if none is.
 
-    To expect something may take long. So the next one asked is where the bytes would be reached if they were the same
-    share of the peak as they were last. If two neighbours are asked, that is the answer.
+    Each call of `expected` may take long. So the next candidate to ask is guessed: the bytes are assumed to be the same
+    share of the peak as in the last answer. The search ends when two neighbours were asked that lie around
+    `most_bytes`.
     """
     first, end, guesses, share = 0, len(row), 0, 1.0
     while first < end:
@@ -85,13 +80,13 @@ class Menu:
     """Plans worth trying, the fastest first by the model, which are replayed where their peaks may matter.
 
     A plan takes at least the bytes that it hands to the backward, and its time is known without a replay. So for a
-    budget no plan is replayed that hands over more than it allows, and none that is slower than one that fits. Nor is a
-    cut of the front that must take more than a faster plan: see `least_peak`.
+    budget three kinds of plans need no replay: plans that hand over more than the budget, plans slower than one that
+    fits, and cuts of the front that must take more than a faster plan (see `least_peak`).
 
     Attributes:
         plans: the plans, by the time that each takes.
         known: gives the candidate of a plan.
-        partly: gives more plans for the fastest one in segments that no other betters: with some steps kept whole.
+        partly: gives more plans for the fastest undominated plan in segments: with some steps kept whole.
     """
 
     plans: Sequence[Plan]
@@ -100,18 +95,18 @@ class Menu:
     _beside: dict[int, int] = field(default_factory=dict, init=False)  # by the bytes that a cut of the front saves
 
     def replayed(self, plan: Plan) -> Candidate:
-        """The candidate of a plan; of a cut of the front note how much it takes beside the saved values."""
+        """The candidate of a plan; for a cut of the front, note the bytes that it takes beside the saved values."""
         candidate = self.known(plan)
         if _is_cut(plan):
             self._beside[plan.bytes_saved] = candidate.peak_bytes - plan.bytes_saved
         return candidate
 
     def least_peak(self, plan: Plan) -> int:
-        """The bytes that the replay of a plan gives at least, as far as this is known before.
+        """The least bytes that the replay of a plan can give, as far as this is known before the replay.
 
-        A cut of the front that saves less runs all the more again. So all that it takes is no less than what one that
-        saves more takes beside its saved values: that is so for all cuts but one, by 1.5%, of 27 programs (the suite
-        and models of libraries). It is no law, since the forward may write more for the cut that saves more.
+        A cut of the front that saves less runs more again. So its whole peak is no less than the bytes that a cut which
+        saves more takes beside its saved values. This held for all cuts but one, by 1.5%, of 27 programs (the suite and
+        models of libraries). It is no law, since the forward may write more for the cut that saves more.
         """
         if not _is_cut(plan):
             return least_bytes(plan)
@@ -126,9 +121,9 @@ class Menu:
         return sorted(found, key=lambda c: (c.step_seconds, c.peak_bytes))
 
     def row(self, most_bytes: float, expected: Callable[[Candidate], float]) -> list[Candidate]:
-        """The `ranked` candidates down to one that is `expected` to take at most so many bytes, if there is one.
+        """The `ranked` candidates down to one that is `expected` to take at most `most_bytes`, if there is one.
 
-        Of those that take more some may be missing, but not the smallest.
+        Some candidates that take more may be missing, but not the smallest of these.
         """
         found: list[Candidate] = []
         row: list[Candidate] = []
@@ -151,7 +146,7 @@ class Menu:
         return row
 
     def _with_parts(self, row: list[Candidate], slower: Iterable[Plan]) -> list[Candidate]:
-        """A ranked row, with what is made of the next plan in segments and is faster than the last candidate."""
+        """A ranked row, with the partly segmented variants of the next plan that are faster than the last candidate."""
         segmented = (self.replayed(plan) for plan in slower if plan.segments)
         divided = next((c for c in segmented if c.peak_bytes < row[-1].peak_bytes), None)
         parts = [] if divided is None else map(self.replayed, self.partly(divided.plan))
@@ -168,9 +163,9 @@ class Menu:
         return row
 
     def small(self, most_bytes: float, spread: float) -> list[Candidate]:
-        """The candidates that may take at most so many bytes, or the least times `spread`; by peak.
+        """The candidates that may take at most `most_bytes`, or the least times `spread`; by peak.
 
-        Those may be missing that take more than `WIDE` times the least.
+        Candidates that take more than `WIDE` times the least may be missing.
         """
         found: list[Candidate] = []
         least = math.inf
@@ -185,15 +180,15 @@ class Menu:
 
 
 def least_bytes(plan: Plan) -> int:
-    """The bytes that a plan takes at least: those that it hands to the backward.
+    """The least bytes that a plan takes: the bytes that it hands to the backward.
 
-    Where nothing runs again, no barrier is between the halves, and the compiler may save less.
+    If nothing runs again, there is no barrier between the halves, and the compiler may save less.
     """
     return plan.bytes_saved if plan.runs_again else 0
 
 
 def _is_cut(plan: Plan) -> bool:
-    """Whether a plan is a cut of the front that keeps all it saves on the device."""
+    """Whether a plan is a cut of the front that keeps all its saved values on the device."""
     return plan.strategy == FRONT and not plan.offloaded
 
 

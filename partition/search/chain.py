@@ -1,16 +1,16 @@
-"""Divide a chain of layers: what to save of each, and which to run again together.
+"""Divide a chain of layers: choose the values to save in each, and the layers to run again together.
 
 The backward undoes the stretches of the forward (`stretches`) from the last to the first. A *piece* is a row of
-neighbouring stretches. The values that pass its end are saved. Of the values inside it, those that some cut of the
-front saves are saved, or none. The others are computed again when the backward comes to the piece (`undo`). While a
-piece is undone, the values that earlier pieces have saved are alive too. So later pieces should be shorter, and much of
-the last one can be saved without raising the peak.
+neighbouring stretches. The values that pass its end are saved. Of the values inside it, a piece saves either none or
+those that some cut of the front saves. The others are computed again when the backward comes to the piece (`undo`).
+While a piece is undone, the values saved by earlier pieces are alive too. So later pieces should be shorter, and much
+of the last one can be saved without raising the peak.
 
 The cheapest division for a peak is found by dynamic programming from the first stretch on, as by Rotor (Herrmann,
 Beaumont et al. 2019, "Optimal checkpointing for heterogeneous chains"), with several options for a piece as in Rockmate
-(Zhao et al. 2023). There a stretch may run many times; here three times at most: a piece may drop all that its
-stretches compute for later ones, but for the values that pass between them, and compute it once more. Bytes are not
-rounded to slots: the programme follows pairs of bytes and cost, of which none betters another in both.
+(Zhao et al. 2023). There a stretch may run many times; here it runs three times at most. A piece may drop all values
+that its stretches compute for later ones, except the values that pass between them, and compute them once more. Bytes
+are not rounded to slots: the programme follows undominated pairs of bytes and cost.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import needed
 from jointcut.partition.search.alike import Alike
 from jointcut.partition.search.front import Front
+from jointcut.partition.search.recompute import Figures
 from jointcut.partition.search.stretches import Stretches
-from jointcut.partition.search.undo import Figures
 
-#: Into how many stretches the forward is divided at most; and how many times the bytes that pass its ends a stretch
-#: makes at least. The forward is divided twice: the larger factor makes it worth to save those bytes, the smaller one
-#: gives smaller stretches.
+#: The most stretches into which the forward is divided, and the factors: a stretch makes at least this many times the
+#: bytes that pass its ends. The forward is divided twice. The larger factor makes it worthwhile to save the passing
+#: bytes, the smaller one gives smaller stretches.
 _MOST_STRETCHES = 72
 _WORTHS = (2.0, 0.5)
 
-#: The ops of the largest program that is divided by both factors; a larger one by the first alone, which is quicker.
+#: The most ops of a program that is divided by both factors; a larger one is divided only by the first, which is
+#: quicker.
 _MOST_OPS = 5_000
 
-#: How many cuts are tried for a piece of one stretch, and for pieces of several; of large programs fewer.
+#: How many cuts are tried for a piece of one stretch, and for pieces of several; fewer for large programs.
 _MOST_OPTIONS = 8
 _MOST_LEVELS, _LARGE_LEVELS = 5, 3
 
@@ -59,11 +60,11 @@ _DEAR = "at this peak its bytes cost less than computing it again"
 
 @dataclass(frozen=True)
 class Piece:
-    """Stretches from `start` up to `stop` that are undone together, with the figures of all of them.
+    """Stretches from `start` up to `stop` that are undone together, with the figures of each.
 
-    While the first of them is undone, `first_bytes` are alive at most, and `later_bytes` while the others are, beyond
-    what earlier stretches have saved. `reads` are the values of earlier stretches from which all of them compute,
-    `passed` those from which all but the first do.
+    At most `first_bytes` are alive while the first stretch is undone, and `later_bytes` while the others are. Bytes
+    saved by earlier stretches are not counted. `reads` are the values of earlier stretches that the piece computes
+    from, `passed` the part of them that the stretches after the first need.
     """
 
     start: int
@@ -78,13 +79,13 @@ class Piece:
 
     @property
     def working_bytes(self) -> int:
-        """The most bytes alive while the piece is undone, beyond what earlier stretches have saved."""
+        """The most bytes alive while the piece is undone, beyond the values saved by earlier stretches."""
         return max(self.first_bytes, self.later_bytes)
 
 
 @dataclass(frozen=True)
 class Division:
-    """A way to divide the chain: what it saves and why, and its peak in bytes and its seconds by the model of `undo`.
+    """A way to divide the chain: its saved values with reasons, its peak in bytes, and its seconds by `undo`.
 
     In `stretches_kept` stretches more values are saved than pass to the next piece; plan files call them stages.
     Values that are `dropped` are computed again for a later stretch, and once more for their own.
@@ -145,10 +146,10 @@ class _Labels:
 
 
 class Programme:
-    """A search among the divisions of a chain into known pieces: `ending[t]` are those that stop at stretch t.
+    """A search among the divisions of a chain into known pieces: `ending[t]` are the pieces that stop at stretch t.
 
-    A division costs its seconds and `byte_seconds` for each byte that it saves. At most `most_labels` pairs of bytes
-    and cost are followed from each stretch on.
+    The cost of a division is its seconds, plus `byte_seconds` for each byte that it saves. At most `most_labels` pairs
+    of bytes and cost are followed from each stretch on.
     """
 
     def __init__(
@@ -228,17 +229,17 @@ class Programme:
 
 
 class Chain:
-    """The stretches of a forward, and the pieces that they may be put into by the cuts of a front."""
+    """The stretches of a forward, and the pieces that the cuts of a front can form from them."""
 
     def __init__(self, row: Stretches, front: Front) -> None:
-        """Look at a row of stretches; the front is that of the same program under the same rules."""
+        """Take a row of stretches; the front must be of the same program under the same rules."""
         self.row, self.front = row, front
         self.cuttable = [[v for v in stretch.values if front.net.value_in[v] >= 0] for stretch in row.stretches]
         nodes = [front.net.value_in[values] for values in self.cuttable]
         # A cut of the front saves a value if it lies between these two ranks.
         self.ranks = [(front.ranks[n].tolist(), front.ranks[n + 1].tolist()) for n in nodes]
         self.counted, self.known = Alike(row), dict[tuple[Any, ...], Figures]()
-        self.passing: dict[tuple[int, int], frozenset[int]] = {}  # what a stretch exports to others from `stop` on
+        self.passing: dict[tuple[int, int], frozenset[int]] = {}  # the exports that are read from `stop` on
 
     @cached_property
     def ending(self) -> tuple[tuple[Piece, ...], ...]:
@@ -270,9 +271,9 @@ class Chain:
         return _NOTHING, *steps.tolist()
 
     def alike(self, level: int, stop: int, drops: bool = False) -> list[Piece]:
-        """The pieces that end at `stop` and save what one cut of the front saves, the longest first.
+        """The pieces that end at `stop` and save the values of one cut of the front, the longest first.
 
-        Those that drop values compute them once more for each stretch; see `undo`.
+        A piece that drops values computes them once more for each stretch; see `undo`.
         """
         pieces: list[Piece] = []
         for number in range(stop - 1, -1, -1):
@@ -281,7 +282,7 @@ class Chain:
         return pieces[::-1]
 
     def longer(self, number: int, inside: frozenset[int], rest: Piece | None, stop: int, drops: bool = False) -> Piece:
-        """A piece with one stretch more before it, of which the values `inside` are saved too."""
+        """A piece with one more stretch in front, whose values `inside` are saved too."""
         if rest is None:
             part = self.figures(number, inside, stop, frozenset())
             return Piece(number, stop, (part,), part.bytes_saved, part.seconds, part.peak_bytes, 0, part.reads)
@@ -305,7 +306,7 @@ class Chain:
     ) -> Figures:
         """The figures of a stretch in a piece up to `stop`.
 
-        Of its values those `inside` are saved too, and later stretches of the piece compute from those `asked` for.
+        Its values `inside` are saved too. Later stretches of the piece compute from its values in `asked`.
         """
         exports = self.row.stretches[number].exports
         if (number, stop) not in self.passing:
@@ -351,7 +352,7 @@ class Chain:
 
 
 def best(pieces: Iterable[Piece]) -> list[Piece]:
-    """Those pieces of the same stretches that no other betters in all figures."""
+    """The undominated pieces: no other piece of the same stretches is better in all figures."""
     kept: list[Piece] = []
     for p in sorted(pieces, key=lambda p: (p.bytes_saved, p.seconds, p.working_bytes)):
         if all(q.seconds > p.seconds or q.working_bytes > p.working_bytes for q in kept):
@@ -377,9 +378,10 @@ def divisions(problem: Problem, front: Front, byte_seconds: float, peaks: int = 
 
 
 def spread(programme: Programme, peaks: int) -> list[tuple[Piece, ...]]:
-    """Divisions of least cost for so many peaks; each costs less than the one before.
+    """Divisions of least cost for at most `peaks` peaks; each costs less than the one before.
 
-    The peaks lie between the least possible one and that of the fastest division, evenly spread in their logarithm.
+    The peaks lie between the least possible peak and the peak of the fastest division, evenly spread in their
+    logarithm.
     """
     least = peak_bytes(programme.smallest())
     most = peak_bytes(programme.fastest(_UNLIMITED) or ())

@@ -1,4 +1,4 @@
-"""Choose what waits in host memory: how long the copies take, and how much of that hides behind computing.
+"""Choose values that wait in host memory: the time of their copies, and the share that hides behind computing.
 
 The link to the host carries one copy after another, each way on its own (as PCIe does). A value is sent when it is
 made; the forward is over when the last copy is. On the way back each copy starts where the schedule says `fetch`, and
@@ -6,9 +6,9 @@ its reader waits for it. A loop copies while it runs, and ends when both are don
 there is enough to compute meanwhile: bandwidth is a resource, not a price. Bytes that went to the host are off the
 device between the halves.
 
-Stacks of loops are few and large, so what still fits into the bandwidth is seldom one of them. So a loop may send what
-its first steps keep alone: these are the ones that its backward reads last. Each step's copies then have less to hide
-behind than if fewer values were sent of all steps, which the clock counts.
+Stacks of loops are few and large, so a whole stack seldom fits into the remaining bandwidth. A loop may therefore send
+only the values of its first steps: its backward reads these last. The copies of each such step then have less to hide
+behind than if fewer values were sent in all steps. The clock counts this.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from functools import partial
 from itertools import islice
 
 from jointcut.partition.lower.follow import steps_of
+from jointcut.partition.lower.listing import Schedule
 from jointcut.partition.lower.reruns import segmentable
-from jointcut.partition.lower.steps import Enter, Fetch, Keep, Offload, Parts, Run, Schedule, Segments, Step, runs
+from jointcut.partition.lower.steps import Enter, Fetch, Fork, Keep, Offload, Parts, Run, Segments, Step, runs
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel, op_seconds
-from jointcut.partition.program.graph import OPEN_LOOP
+from jointcut.partition.program.graph import OPEN
 from jointcut.partition.program.primitives import FUSED
 
-#: A value is worth a copy of its own if it has at least this share of the bytes of the largest one.
+#: A value is worth a copy of its own if it has at least this share of the bytes of the largest value.
 _WORTH = 1 / 256
 
 #: More bytes than any plan saves.
 _ALL = 2**62
 
-#: For how many sets of values of a loop a plan tries how many steps' copies hide.
+#: For how many sets of a loop's values a plan tries how many steps' copies hide.
 _IN_PARTS = 3
 
 #: The parts into which the bytes are divided for a lower bound.
@@ -43,19 +44,19 @@ _PARTS = 128
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of one step: the seconds that the link is busy one way, and those for which the step waits."""
+    """The copies of one step: the seconds that the link is busy one way, and the seconds that the step waits."""
 
     busy_seconds: float
     waiting_seconds: float
 
     @property
     def hidden(self) -> float:
-        """The share of the copies, there and back, for which nothing waits."""
+        """The share of the copies, in both directions, that nothing waits for."""
         return 1.0 - self.waiting_seconds / (2 * self.busy_seconds) if self.busy_seconds else 1.0
 
 
 def copies(problem: Problem, schedule: Schedule, model: CostModel, host_bytes_per_s: float) -> Copies:
-    """Follow the copies of a schedule through both halves, for a link that moves so many bytes in a second."""
+    """Follow the copies of a schedule through both halves, at the link's rate `host_bytes_per_s`."""
     parts = [step for step in schedule.forward if isinstance(step, Parts)]
     shares = {v: 1 - step.last / steps_of(problem.graph, step.first) for step in parts for v in step.values}
     clock = _Clock(problem, model, host_bytes_per_s, shares)
@@ -72,7 +73,7 @@ def copies(problem: Problem, schedule: Schedule, model: CostModel, host_bytes_pe
 class _Clock:
     """The time in one half: `now` of the device, `link` when the link is free; `ready` are fetched values.
 
-    `shares` are of the values that are copied in part the parts that are.
+    `shares` gives the copied part of each value that is copied in part.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class _Clock:
             case Run():
                 self.wait(max((self.ready.get(v, 0.0) for v in self.graph.ops[step.op].inputs), default=0.0))
                 self.now += self.seconds(step)
-            case Enter() | Keep() | Segments():
+            case Enter() | Fork() | Keep() | Segments():
                 self.wait(max((self.ready.get(v, 0.0) for v in _read(self.problem, step)), default=0.0))
                 self.loop(step)
             case Parts():
@@ -126,16 +127,17 @@ class _Clock:
         self.waited += max(0.0, until - self.now)
         self.now = max(self.now, until)
 
-    def seconds(self, step: Run | Enter) -> float:
+    def seconds(self, step: Run | Enter | Fork) -> float:
         return seconds_of(self.problem, self.model, step.op)
 
 
 def seconds_of(problem: Problem, model: CostModel, op: int) -> float:
-    """The seconds of an op over all trips of its loops; none for one that the compiler fuses."""
+    """The seconds of an op over all trips of its loops; 0 for an op that the compiler fuses."""
     graph = problem.graph
-    if graph.ops[op].name in FUSED or graph.ops[op].name == OPEN_LOOP:
+    if graph.ops[op].name in FUSED or graph.ops[op].name in OPEN:
         return 0.0
-    return op_seconds(graph, graph.ops[op], model) * graph.trips[graph.loop_of(graph.ops[op])]
+    loop = graph.loop_of(graph.ops[op])
+    return op_seconds(graph, graph.ops[op], model) * graph.trips[loop] / graph.rivals[loop]
 
 
 def _read(problem: Problem, step: Step) -> Iterator[int]:
@@ -158,7 +160,7 @@ def _moved(steps: Iterable[Step]) -> Iterator[int]:
 
 
 def worth_sending(problem: Problem, plan: Plan) -> list[int]:
-    """The saved values of a plan that may go to the host, those that are made first, and needed last, in front."""
+    """The saved values of a plan that may go to the host; values made first, and so needed last, are in front."""
     graph, kept = problem.graph, problem.must_keep
     in_segments = {loop for loop, _ in plan.segments}
     least = _WORTH * max((s.bytes for s in plan.saved), default=0)
@@ -174,10 +176,11 @@ def worth_sending(problem: Problem, plan: Plan) -> list[int]:
 
 
 def sending(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hidden_bytes: float) -> Iterator[Plan]:
-    """The same plan with more of its values in host memory: as many as cost no time, a half more, and all.
+    """Yield the plan with more of its values in host memory: as many as cost no time, half of the rest more, and all.
 
-    `waiting` says for how many seconds a plan waits for its copies; `hidden_bytes` are those that the link moves in the
-    shorter half. What fits into these is tried, too, in two orders: stacks of loops are few and large.
+    `waiting` gives the seconds for which a plan waits for its copies; `hidden_bytes` are the bytes that the link moves
+    in the shorter half. Sets of values that fit into these bytes are tried too, in two orders, because stacks of loops
+    are few and large.
     """
     row = worth_sending(problem, plan)
     if not row:
@@ -195,11 +198,11 @@ def sending(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hidd
 
 
 def in_parts(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hidden_bytes: float) -> Iterator[Plan]:
-    """The same plan with more of its values in host memory, of as many first steps of a loop as cost no time.
+    """Yield the plan with more values of a loop in host memory, for as many first steps as cost no time.
 
-    `waiting` and `hidden_bytes` are as in `sending`. What a user demands of single values is about all their steps:
-    nothing of a loop is sent in part where something of it must be sent, or where a part of the program has a budget.
-    Each part has two steps at least: XLA unrolls a loop of one step, which may change the last bits.
+    `waiting` and `hidden_bytes` are as in `sending`. A user's demand on a value applies to all its steps. So no value
+    of a loop is sent in part if one of the loop's values must be sent, or if a part of the program has a budget. Each
+    part has two steps at least: XLA unrolls a loop of one step, which may change the last bits.
     """
     row = worth_sending(problem, plan)
     if not row or problem.hooks or problem.bounds:
@@ -218,12 +221,12 @@ def in_parts(problem: Problem, plan: Plan, waiting: Callable[[Plan], float], hid
 
 
 def _of_steps(problem: Problem, plan: Plan, away: Sequence[int], loop: int, steps: int) -> Plan:
-    """The plan with values of a loop in host memory, of so many first steps."""
+    """The plan with values of a loop in host memory, for the first `steps` steps."""
     return _with(problem, plan, away, ((loop, problem.graph.loops[loop].length - steps),))
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that `fits`, as all smaller ones do; 0 always does."""
+    """The largest number up to `most` that `fits`; if a number fits, all smaller ones do, and 0 always does."""
     least = 0
     while least < most:
         middle = (least + most + 1) // 2
@@ -232,7 +235,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _fitting(values: Iterable[int], sizes: Mapping[int, int], most_bytes: float) -> list[int]:
-    """Of some values, in their order, each that still fits into so many bytes."""
+    """The values that fit into `most_bytes`, taken in order; a value that does not fit is skipped."""
     chosen = list[int]()
     for v in values:
         if sizes[v] <= most_bytes:
@@ -245,20 +248,22 @@ def _with(problem: Problem, plan: Plan, away: Sequence[int], kept_steps: Sequenc
     offloaded = {*plan.offloaded, *away}
     reasons = {s.value: s.reason for s in plan.saved}
     reasons |= dict.fromkeys(set(away) - set(plan.offloaded), "the device has no room for it at this budget")
-    strategy, dropped = f"{plan.strategy}, offloaded{' in part' * bool(kept_steps)}", plan.dropped
-    parts = {"dropped": dropped, "offloaded": offloaded, "kept_steps": kept_steps}
+    strategy = f"{plan.strategy}, offloaded{' in part' * bool(kept_steps)}"
+    parts = {"dropped": plan.dropped, "checkpoints": plan.checkpoints, "offloaded": offloaded, "kept_steps": kept_steps}
     return Plan.of(problem, plan.values, strategy=strategy, reasons=reasons, **parts)
 
 
 def bound_seconds(
     again: Callable[[int], float], on_device: int, most_bytes: int, halves_seconds: tuple[float, float], rate: float
 ) -> float:
-    """A lower bound on the seconds of recomputing and waiting of any plan that keeps so many bytes on the device.
+    """A lower bound on the seconds of recomputing and waiting, for any plan that keeps `on_device` bytes on the device.
 
-    `again` bounds the seconds of recomputing from below for a number of saved bytes, of which there are at most
-    `most_bytes`; `halves_seconds` are those of forward and backward without recomputing. Who sends O bytes waits in the
-    forward for what of O / rate is longer than it, and the same in the backward, which recomputing makes longer. All O
-    are looked at, in parts: each part is bounded by the best at either end, the last one for all larger O too.
+    `again` is a lower bound on the seconds of recomputing for a number of saved bytes, at most `most_bytes`.
+    `halves_seconds` are the seconds of forward and backward without recomputing.
+
+    A plan that sends O bytes waits in the forward for O / rate, minus the time of the forward. In the backward it is
+    the same, but recomputing makes the backward longer. All O are covered, in parts: in each part either term takes its
+    lower end, and the last part covers all larger O too.
     """
     forward, backward = halves_seconds
     room = max(0, most_bytes - on_device)

@@ -1,8 +1,8 @@
 """Find the cheapest cut at every price of a second.
 
 Saving costs bytes, recomputing costs seconds. The minimum cuts at all prices of a second (see `peel`) are the lower
-convex hull of (bytes, seconds) over all cuts, which is the linear relaxation of "fewest seconds within a budget of
-bytes": so it bounds every cut from below. Between two neighbours on the hull lie cuts that are cheapest at no price.
+convex hull of (bytes, seconds) over all cuts. This is the linear relaxation of "fewest seconds within a budget of
+bytes", so it bounds every cut from below. Between two neighbours on the hull lie cuts that are cheapest at no price.
 Two kinds of them are tried: some change over from one neighbour to the other somewhere in the program, others take
 steps of the hull out of their turn. The same cuts are tried whatever the budget, so that a larger budget never chooses
 more seconds.
@@ -20,14 +20,14 @@ import numpy as np
 from jointcut.partition.search.network import INFINITE, SINK, Network
 from jointcut.partition.search.peel import peel
 
-#: All seconds of a network together are fewer ticks than 2 to this power.
+#: The seconds of a network sum to fewer ticks than 2 to this power.
 _TICK_BITS = 60
 
 #: How many infinite arcs in a row are followed to find the last use of a node.
 _LONGEST_TIE = 64
 
 #: A step of the hull is large if it saves more than this share of the bytes that all steps save. A large step is tried
-#: in its turn, and this many steps earlier (later, where negative).
+#: in its turn, and these numbers of steps earlier (later, where negative).
 _LARGE = 1 / 16
 _MOVES = (0, 1, -1, 2, -2, 3, -3, 4, -4, 6, -6, 8, -8)
 
@@ -52,13 +52,13 @@ class Choice:
 
     @property
     def sink_side(self) -> np.ndarray:
-        """Which nodes lie on the sink's side (bool): those that the backward has at hand or computes."""
+        """Which nodes lie on the sink's side (bool): the values that the backward has at hand or computes."""
         return (self.ranks > self.step) & ~np.isin(self.ranks, self.ahead)
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """Nested cuts: cut k has the nodes of a rank above k on the sink's side. The other arrays are indexed by k."""
+    """Nested cuts: in cut k the nodes of a rank above k are on the sink's side. The other arrays are indexed by k."""
 
     ranks: np.ndarray
     bytes: np.ndarray
@@ -99,7 +99,7 @@ class Front:
         return tuple(self._choice(self.ranks, hull.bytes[k], hull.ticks[k], k) for k in range(self.last + 1))
 
     def bound_seconds(self, budget_bytes: int) -> float:
-        """A lower bound on the seconds of any cut of at most so many bytes; infinite where there is no such cut."""
+        """A lower bound on the seconds of any cut of at most `budget_bytes`; infinite where there is no such cut."""
         hull = self._hull
         k = _affordable(hull.bytes, budget_bytes)
         if k < 0:
@@ -111,7 +111,7 @@ class Front:
         return ticks * self.tick_seconds
 
     def best(self, budget_bytes: int) -> Choice | None:
-        """The cut of fewest seconds found among those of at most so many bytes; None where there is none.
+        """The cut of fewest seconds found among cuts of at most `budget_bytes`; None where there is none.
 
         A larger budget never gives more seconds.
         """
@@ -157,7 +157,7 @@ class Front:
 
     @cached_property
     def _table(self) -> _Table:
-        """The cuts to choose from, without any that another one equals or betters in both bytes and ticks."""
+        """The cuts to choose from, without any cut that another one equals or betters in both bytes and ticks."""
         rows = [*_fills(self.net, _measured(self.net, self.ticks, self._ranks_of(0)))]
         for number in range(1 + len(self._keys) * (len(_MOVES) if self._large.any() else 1)):
             chain = _measured(self.net, self.ticks, self._ranks_of(number))
@@ -188,12 +188,12 @@ def front(net: Network, max_price: float | None = None) -> Front:
 
 
 def _affordable(bytes_cut: np.ndarray, budget_bytes: int) -> int:
-    """The last of some cuts, by rising bytes, that keeps within a budget; -1 where none does."""
+    """The place of the last cut within a budget, in a row by rising bytes; -1 where there is none."""
     return int(np.searchsorted(bytes_cut, min(budget_bytes, INFINITE), "right")) - 1
 
 
 def _measured(net: Network, ticks: np.ndarray, ranks: np.ndarray) -> _Chain:
-    """All cuts of a chain in one pass: an arc is severed from the rank of its tail on, up to that of its head."""
+    """All cuts of a chain in one pass: an arc is severed from the rank of its tail on, up to the rank of its head."""
     tails, heads, top = ranks[net.tails], ranks[net.heads], int(ranks[SINK])
     severed = tails < heads
     tied = severed & (net.capacities >= INFINITE)
@@ -206,9 +206,9 @@ def _measured(net: Network, ticks: np.ndarray, ranks: np.ndarray) -> _Chain:
 
 
 def _moved(ranks: np.ndarray, large: np.ndarray, steps: int) -> np.ndarray:
-    """Ranks of a chain in which large steps come so many steps earlier."""
+    """Ranks of a chain in which large steps come `steps` steps earlier."""
     moved = 2 * ranks
-    moved[large[ranks]] -= 2 * steps + np.sign(steps)  # an odd number, between those of two others
+    moved[large[ranks]] -= 2 * steps + np.sign(steps)  # an odd number, between two even ones
     return np.where(large[ranks], np.clip(moved, 1, 2 * ranks[SINK] - 1), moved)
 
 
@@ -225,7 +225,7 @@ def _refined(ranks: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _last_uses(net: Network, ranks: np.ndarray) -> np.ndarray:
-    """For each node the last place in the program to which infinite arcs lead from it within its step of the hull."""
+    """For each node, the last place in the program that infinite arcs lead to from it, within its step of the hull."""
     tied = (net.capacities >= INFINITE) & (ranks[net.tails] == ranks[net.heads])
     tails, heads = net.tails[tied], net.heads[tied]
     last = net.places
@@ -273,7 +273,7 @@ def spread(choices: Sequence[Choice], count: int) -> list[Choice]:
 
 
 def sampled(whole: Front, count: int) -> list[Choice]:
-    """At most `count` cuts of the hull, and the best cuts known for as many budgets between its ends."""
+    """At most `count` cuts of the hull, and the best known cuts for as many budgets between its ends."""
     corners = spread(whole.choices, count)
     budgets = np.linspace(corners[0].bytes, corners[-1].bytes, count, dtype=np.int64).tolist()
     between = [choice for b in budgets if (choice := whole.best(b)) is not None]

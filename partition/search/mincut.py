@@ -1,7 +1,7 @@
 """Find the cheapest set of values to save.
 
 Minimum cut by maximum flow, exact for integer capacities up to 2**60. scipy's solver holds 32 bits and silently
-truncates wider integers, so it is run in several rounds, on capacities in coarse units first. Each round augments the
+truncates wider integers. So it runs in several rounds, on capacities in coarse units first. Each round augments the
 flow in the residual network of the round before, in a unit in which the rest fits 32 bits, until the unit is one byte.
 In the end the flow equals the cut's weight, which proves that both are optimal. Of several cheapest cuts, the one
 nearest to the backward is taken: it recomputes least, and it is unique, hence the same in every process.
@@ -100,7 +100,8 @@ def _reaching_sink(residual: csr_array) -> np.ndarray:
 def min_cut(program: Graph | Problem) -> Plan:
     """Return the plan that saves fewest bytes and recomputes nothing heavy; prices in seconds play no part.
 
-    Nothing that is preferred saved is recomputed, and what is preferred recomputed counts `PREFERRED` times its bytes.
+    No value that is preferred saved is recomputed. A value that is preferred recomputed counts `PREFERRED` times its
+    bytes.
     """
     problem = as_problem(program)
     net, unit, cut = _cut(problem)
@@ -126,8 +127,8 @@ def with_ties(problem: Problem) -> tuple[int, tuple[int, ...]]:
     """Return `unit`, and prices that decide between equal cuts: `unit` times the bytes, plus one for some values.
 
     XLA fuses a light elementwise op into its readers. If its result is saved, the result must be written in addition to
-    its operand, a product say, which is written anyway. So the operand is saved, and the op runs again, fused. Not so
-    in a loop, where either of them must be written into a stack.
+    its operand (a product, for example), which is written anyway. So the operand is saved, and the op runs again,
+    fused. In a loop this is different: either of them must be written into a stack.
     """
     graph, prices = problem.graph, _preferred(problem)
     fused = [bool(price) and _is_fused(graph, value) for price, value in zip(prices, graph.values, strict=True)]
@@ -138,7 +139,7 @@ def with_ties(problem: Problem) -> tuple[int, tuple[int, ...]]:
 
 
 def _preferred(problem: Problem) -> tuple[int, ...]:
-    """The bytes of each value, `PREFERRED` times as many where it is preferred recomputed."""
+    """The bytes of each value; `PREFERRED` times the bytes if it is preferred recomputed."""
     prices = list(problem.prices)
     for c in problem.preferences:
         if c.demand is CheckpointPolicy.PREFER_RECOMPUTE:
@@ -159,7 +160,7 @@ def _why(verdict: Verdict) -> str:
 def save_all(program: Graph | Problem) -> Plan:
     """Return the plan of JAX itself, which saves every forward value that an equation of the backward reads.
 
-    In the place of a value that must be recomputed, it saves those from which the backward computes it.
+    If a value must be recomputed, the plan saves the values from which the backward computes it.
     """
     problem = as_problem(program)
     told = {c.value: c.reason for c in problem.constraints if c.demand.is_must_keep}
@@ -170,7 +171,7 @@ def save_all(program: Graph | Problem) -> Plan:
 
 
 def saveable(problem: Problem, wanted: frozenset[int]) -> frozenset[int]:
-    """Values of the forward that are wanted; in the place of one that must be recomputed, its nearest sources."""
+    """The wanted values of the forward; a value that must be recomputed is replaced by its nearest sources."""
     out = {c.value for c in problem.constraints if c.demand is CheckpointPolicy.MUST_RECOMPUTE}
     return sources(problem.graph, wanted, out.__contains__)
 

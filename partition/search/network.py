@@ -2,10 +2,10 @@
 
 Every value of the forward becomes two nodes, *in* and *out*, and an arc from in to out that costs its bytes. A value is
 saved if the cut severs that arc: in on the source's side, out on the sink's. With both nodes on the sink's side, the
-backward computes the value. An infinite arc from the source forbids recomputing, an infinite price forbids saving, an
+backward computes the value. An infinite arc from the source forbids recomputing. An infinite price forbids saving. An
 infinite arc to the sink says that the backward reads the value. An op with several results gets a node of its own, so
-that all its results are computed together. The construction is that of PyTorch's `solve_min_cut`, without its distance
-weights.
+that all its results are computed together. The construction is the one in PyTorch's `solve_min_cut`, without its
+distance weights.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from scipy.sparse.csgraph import breadth_first_order
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import Verdict, rerunnable
-from jointcut.partition.program.graph import OPEN_LOOP, Graph
+from jointcut.partition.program.graph import OPEN, Graph
 
 SOURCE, SINK = 0, 1
 
-#: A capacity that no sum of finite ones reaches.
+#: A capacity above any sum of finite capacities.
 INFINITE = np.iinfo(np.int64).max // 4
 
 
@@ -73,7 +73,7 @@ def network(problem: Problem) -> Network:
             arcs.append((node + 1, SINK, INFINITE, 0.0))
     again = rerunnable(graph) if seconds else frozenset[int]()
     for op in graph.ops:
-        if op.id in sides.backward or (op.name == OPEN_LOOP and op.id not in again):
+        if op.id in sides.backward or (op.name in OPEN and op.id not in again):
             continue
         targets = [int(value_in[v]) for v in op.outputs]
         node = targets[0] if len(targets) == 1 else len(places)

@@ -6,10 +6,10 @@ Grigoriadis, Tarjan 1989), and one rank per node describes all of them. They are
 Severance (1976). It takes the price at which two cuts cost the same. A cheaper cut at that price lies between them and
 splits the network in two; if there is none, the two are neighbours on the lower convex hull of (bytes, seconds).
 
-Every minimum cut is exact, in Python's own integers: scipy's solver holds 32 bits, and most of the networks are so
-small that calling it takes longer than solving them. The cut is that of a preflow (Karzanov 1974), which is pushed in
-waves along exact distances to the sink. Where a wave would move little, as along a chain of layers that is full up to
-its end, distances rise node by node instead (Goldberg and Tarjan 1988).
+Every minimum cut is exact, in Python's own integers: scipy's solver holds 32 bits, and for most of the small networks a
+call takes longer than the solution. The cut comes from a preflow (Karzanov 1974), which is pushed in waves along exact
+distances to the sink. A wave moves little along a chain of layers that is full up to its end. There, distances rise
+node by node instead (Goldberg and Tarjan 1988).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from scipy.sparse.csgraph import breadth_first_order
 
 from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network, refuse_infinite
 
-#: After so many waves, the remaining excess is pushed node by node.
+#: The number of waves; after them the remaining excess is pushed node by node.
 _WAVES = 2
 
 
 @dataclass(frozen=True)
-class Part:
+class Layer:
     """The nodes between two nested cuts; all other nodes are merged into the source or the sink.
 
-    `tails` and `heads` are positions in `nodes`. `from_source` and `to_sink` are bytes by node, `ticks` those of the
-    arcs from the source.
+    `tails` and `heads` are positions in `nodes`. `from_source` and `to_sink` are bytes by node, `ticks` the ticks of
+    the arcs from the source.
     """
 
     nodes: np.ndarray
@@ -47,12 +47,12 @@ class Part:
 
 
 def peel(net: Network, ticks: np.ndarray) -> np.ndarray:
-    """Return, for each node, how many cuts of the hull have it on the sink's side: so many from the first on.
+    """Return, for each node, how many cuts of the hull have it on the sink's side; these are the first cuts.
 
     `ticks` are the seconds of each arc in a unit that makes them integers (int64). The first cut has the fewest ticks
-    among those of fewest bytes, the last the fewest bytes among those of fewest ticks; between them are the corners of
-    the hull, and points on its edges where parts that do not touch leave at the same price. Raises `PlanError` where
-    every cut is infinite: two rules contradict each other along some path.
+    among the cuts of fewest bytes; the last cut has the fewest bytes among the cuts of fewest ticks. Between them are
+    the corners of the hull, and points on its edges where parts that do not touch leave at the same price. Raises
+    `PlanError` where every cut is infinite: two rules contradict each other along some path.
     """
     tied = net.capacities >= INFINITE
     early = _reached(net.num_nodes, net.tails[tied], net.heads[tied], SOURCE)
@@ -86,7 +86,7 @@ def _reached(num_nodes: int, tails: np.ndarray, heads: np.ndarray, root: int) ->
     return reached
 
 
-def between(net: Network, ticks: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> Part:
+def between(net: Network, ticks: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> Layer:
     """The part between the sink sides of two finite cuts, where `upper` contains `lower`."""
     free = upper & ~lower
     nodes = np.flatnonzero(free)
@@ -100,11 +100,11 @@ def between(net: Network, ticks: np.ndarray, upper: np.ndarray, lower: np.ndarra
     np.add.at(from_source, heads[entering], capacities[entering])
     np.add.at(own_ticks, heads[entering], ticks[entering])
     np.add.at(to_sink, tails[leaving], capacities[leaving])
-    return Part(nodes, tails[inside], heads[inside], capacities[inside], from_source, own_ticks, to_sink)
+    return Layer(nodes, tails[inside], heads[inside], capacities[inside], from_source, own_ticks, to_sink)
 
 
-def _split(part: Part, side: np.ndarray) -> tuple[Part, Part]:
-    """Split a part at a sink side: return the nodes outside, and those of the side itself."""
+def _split(part: Layer, side: np.ndarray) -> tuple[Layer, Layer]:
+    """Split a part at a sink side: return the nodes outside it, and the nodes of the side itself."""
     tail_in, head_in = side[part.tails], side[part.heads]
     cut = head_in & ~tail_in
     from_source, to_sink = part.from_source.copy(), part.to_sink.copy()
@@ -116,13 +116,13 @@ def _split(part: Part, side: np.ndarray) -> tuple[Part, Part]:
     )
 
 
-def _restricted(part: Part, kept: np.ndarray, arcs: np.ndarray, from_source: np.ndarray, to_sink: np.ndarray) -> Part:
+def _restricted(part: Layer, kept: np.ndarray, arcs: np.ndarray, from_source: np.ndarray, to_sink: np.ndarray) -> Layer:
     local = np.cumsum(kept) - 1
     tails, heads, capacities = local[part.tails[arcs]], local[part.heads[arcs]], part.capacities[arcs]
-    return Part(part.nodes[kept], tails, heads, capacities, from_source[kept], part.ticks[kept], to_sink[kept])
+    return Layer(part.nodes[kept], tails, heads, capacities, from_source[kept], part.ticks[kept], to_sink[kept])
 
 
-def _steps(root: Part, places: np.ndarray) -> Iterator[np.ndarray]:
+def _steps(root: Layer, places: np.ndarray) -> Iterator[np.ndarray]:
     """The nodes that leave the sink's side from one cut of the hull to the next."""
     waiting = [root]
     while waiting:
@@ -136,8 +136,8 @@ def _steps(root: Part, places: np.ndarray) -> Iterator[np.ndarray]:
             yield from _independent(part, places)
 
 
-def _sink_side(part: Part, byte_weight: int, tick_weight: int) -> np.ndarray:
-    """The sink side of least weight; the smallest one, where several are."""
+def _sink_side(part: Layer, byte_weight: int, tick_weight: int) -> np.ndarray:
+    """The sink side of least weight; of several, the smallest."""
     flow = _preflow(part, byte_weight, tick_weight)
     waves = 0
     while True:
@@ -189,8 +189,8 @@ class _Preflow:
     def find_ways(self, distance: list[int], order: Sequence[int]) -> None:
         """Push the excess that a wave has left; a node's distance rises until a free arc leads down from it.
 
-        Excess that has no path to the sink would rise for long, so this ends after as much work as computing new
-        distances takes.
+        Excess without a path to the sink would rise for long. So the work here is limited to the work of computing new
+        distances.
         """
         heads, free, arcs, excess = self.heads, self.free, self.arcs, self.excess
         waiting = deque(v for v in reversed(order) if excess[v])
@@ -232,8 +232,8 @@ class _Preflow:
         return reached
 
 
-def _preflow(part: Part, byte_weight: int, tick_weight: int) -> _Preflow:
-    """The first preflow: each node has received all that the source gives, and has passed on what the sink takes."""
+def _preflow(part: Layer, byte_weight: int, tick_weight: int) -> _Preflow:
+    """The first preflow: each node has received all that the source gives, and passed on all that the sink takes."""
     supply = zip(part.from_source.tolist(), part.ticks.tolist(), strict=True)
     given = [byte_weight * b + tick_weight * t for b, t in supply]
     taken = [byte_weight * b for b in part.to_sink.tolist()]
@@ -249,7 +249,7 @@ def _preflow(part: Part, byte_weight: int, tick_weight: int) -> _Preflow:
     return _Preflow(excess, room, np.stack((part.heads, part.tails), 1).ravel().tolist(), free, arcs)
 
 
-def _independent(part: Part, places: np.ndarray) -> list[np.ndarray]:
+def _independent(part: Layer, places: np.ndarray) -> list[np.ndarray]:
     """The connected pieces of a part, the last in the program first; all have the same price of a second."""
     root = list(range(len(part.nodes)))
     for tail, head in zip(part.tails.tolist(), part.heads.tolist(), strict=True):

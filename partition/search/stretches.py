@@ -1,9 +1,10 @@
 """Divide the forward into stretches at narrow places, and say in which stretch each value is made and read.
 
-A *place* is an op of the forward at the top of the program; a loop is one place, with all of its body. A value passes
-from one place to the next if a later place reads it, itself, in the body of its loop, or in its backward. A value that
-is cheaply made from fewer bytes does not pass: the values that it is made from do, and it is computed again on the
-other side. A place is narrow if few bytes pass it. A *stretch* holds the places from one narrow place to the next.
+A *place* is an op of the forward that runs once, at the top of the program or in the program of a `jax.shard_map`
+there; a loop is one place, with all of its body. A value passes from one place to the next if a later place reads it:
+itself, in the body of its loop, or in its backward. A value that is cheaply made from fewer bytes does not pass. Its
+sources pass instead, and it is computed again on the other side. A place is narrow if few bytes pass it. A *stretch*
+holds the places from one narrow place to the next.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.runs import needed
 from jointcut.partition.prices.rules import light
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, TOP, Graph
+from jointcut.partition.program.graph import LITERAL, OPEN, SHARDS, STEP, TOP, Graph
 from jointcut.partition.program.primitives import DEAR, UPDATING
 
 _NOWHERE = -1
@@ -24,14 +25,21 @@ _NOWHERE = -1
 
 @dataclass(frozen=True)
 class Places:
-    """Where each value of the forward is made and last read, and where each op runs, as numbers of places.
+    """The places where each value of the forward is made and last read, and where each op runs, as numbers.
 
-    `made` is -1 for inputs, and for values that exist only in the backward or that the backward does not need; `last`
-    is at least `made`. `roots` are the values that must be at hand where a value is read: the value itself, or those
-    that it is cheaply made from. `runs_at` is an op's own place; for an op of the backward the place that is undone
-    when it runs. `must_save` are values that must be saved if the backward needs them. By place, `width` is the number
-    of bytes that pass to the next, `computed` that of bytes among them that the backward does not read as they are, and
-    `load` that of bytes that the place makes with more than one instruction for each element.
+    Attributes, by value:
+        made: the place that makes it; -1 for inputs, for values of the backward alone, and for those it does not need.
+        last: the place of its last read; at least `made`.
+        roots: the values that must be at hand where it is read: itself, or the values that it is cheaply made from.
+        must_save: the values that must be saved if the backward needs them.
+
+    Attributes, by op:
+        runs_at: its own place; for an op of the backward the place that is undone when it runs.
+
+    Attributes, by place:
+        width: the bytes that pass to the next place.
+        computed: the bytes among these that the backward reads only to compute other values.
+        load: the bytes that the place makes with more than one instruction for each element.
     """
 
     made: tuple[int, ...]
@@ -45,13 +53,21 @@ class Places:
 
 
 def top_ops(graph: Graph) -> tuple[int, ...]:
-    """For each op the op at the top of the program: itself, or the loop in whose body it stands."""
+    """For each op the op that runs once: itself, or the loop in whose body it stands."""
     tops: list[int] = []
     for op in graph.ops:
-        while op.region != TOP:
+        while graph.loop_of(op) not in graph.once:
             op = graph.holder_of(op.region)
         tops.append(op.id)
     return tuple(tops)
+
+
+def in_a_row(graph: Graph, region: int = TOP) -> Iterator[int]:
+    """The ops that run once, in order; an op whose program runs once comes after the ops of its program."""
+    for i in graph.regions[region].ops:
+        if i in graph.bodies and graph.bodies[i].loop in graph.once:
+            yield from in_a_row(graph, graph.bodies[i].region)
+        yield i
 
 
 def places(problem: Problem) -> Places:
@@ -102,17 +118,17 @@ class _Walk:
         )
 
     def is_barred(self, v: int) -> bool:
-        """Whether a value may not be saved because somebody asked for that."""
+        """Whether somebody asked that a value not be saved."""
         op = self.graph.maker_of(v)
         return bool(self.verdicts[v].not_saved) and op is not None and op.name not in (STEP, LITERAL)
 
     def is_work(self, v: int) -> bool:
-        """Whether it takes more than an instruction for each element to compute a value, or to fetch it."""
+        """Whether computing a value, or fetching it, takes more than one instruction for each element."""
         op = self.graph.maker_of(v)
         return op is not None and (op.name in DEAR or not light(self.graph, op))
 
     def rules(self) -> tuple[set[int], set[int]]:
-        """Values that must be saved where they are needed, and those that can be neither saved nor computed again."""
+        """The values that must be saved where needed, and the values that can be neither saved nor computed again."""
         hard = [bool(verdict.not_recomputed) and not verdict.is_costly for verdict in self.verdicts]
         must = {v for v, is_hard in enumerate(hard) if is_hard and self.graph.values[v].maker is not None}
         never: set[int] = set()
@@ -130,10 +146,10 @@ class _Walk:
         return must - never, never
 
     def place_forward(self) -> int:
-        """Number the ops of the forward at the top; return how many there are."""
+        """Number the ops of the forward that run once; return how many there are."""
         mine = [op for op in self.graph.ops if op.id in self.sides.forward and op.name not in (STEP, LITERAL)]
         tops = {self.tops[op.id] for op in mine}
-        order = {i: place for place, i in enumerate(i for i in self.graph.regions[TOP].ops if i in tops)}
+        order = {i: place for place, i in enumerate(i for i in in_a_row(self.graph) if i in tops)}
         for op in mine:
             self.runs_at[op.id] = order[self.tops[op.id]]
             self.note(op.outputs, self.runs_at[op.id])
@@ -165,7 +181,7 @@ class _Walk:
                 self.note(op.outputs, 0)
 
     def find_roots(self) -> None:
-        """Find the values that pass in the place of each value."""
+        """Find the roots of each value: the values that pass in its place."""
         for value in sorted(self.graph.values, key=lambda v: _NOWHERE if v.maker is None else v.maker):
             if value.maker is None or value.id not in self.useful:
                 continue
@@ -173,14 +189,14 @@ class _Walk:
             below = frozenset[int]().union(*(self.roots[v] for v in op.inputs))
             cheap = light(self.graph, op) or op.id not in self.sides.forward
             is_less = sum(self.prices[v] for v in below) < self.prices[value.id]
-            free = cheap and is_less and value.id not in self.must and op.name != OPEN_LOOP
+            free = cheap and is_less and value.id not in self.must and op.name not in OPEN
             passes_on = free or self.verdicts[value.id].not_saved
             self.roots[value.id] = below if passes_on else frozenset([value.id])
 
     def place_backward(self) -> None:
-        """Put each op of the backward at the last place of which it, or a later op, reads a value as it is."""
+        """Put each op of the backward at the last place whose values it, or a later op, reads directly."""
         graph, sides = self.graph, self.sides
-        latest = dict.fromkeys((i for i in graph.regions[TOP].ops if i in sides.backward), _NOWHERE)
+        latest = dict.fromkeys((i for i in in_a_row(graph) if i in sides.backward), _NOWHERE)
         for op in graph.ops:
             if (top := self.tops[op.id]) in latest:
                 latest[top] = max([latest[top], *(self.made[v] for v in op.inputs if not sides.is_late(v))])
@@ -208,10 +224,14 @@ class _Walk:
 class Stretch:
     """One stretch of the forward, and the part of the backward that undoes it.
 
-    `values` are those that it makes, `exports` those that pass its end, each with the last stretch that reads it, and
-    `needs` those that its own backward reads, or that other stretches rebuild from cheaper sources. `backward` are the
-    ops at the top of the program that undo it, `reads` the values that each of them reads, in its loop or out of it.
-    `late` are values of the backward that are alive before the stretch is undone, `passing` those alive after.
+    Attributes:
+        values: the values that it makes.
+        exports: the values that pass its end, each with the last stretch that reads it.
+        needs: the values that its own backward reads, or that other stretches rebuild from cheaper sources.
+        backward: the ops that run once and undo it.
+        reads: the values that each of these ops reads, in its loop or out of it.
+        late: values of the backward that are alive before the stretch is undone.
+        passing: values of the backward that are alive after it.
     """
 
     number: int
@@ -227,8 +247,9 @@ class Stretch:
 class Stretches:
     """The stretches of a program in a row, divided at `narrow_places`.
 
-    The ops of the `problem` have prices in seconds. `made_in` is the stretch of each value, `undone_in` that of each
-    op; -1 for none. `ends` are the values in buffers of the caller: results, and operands that these are written into.
+    The ops of the `problem` have prices in seconds. `made_in` is the stretch of each value, `undone_in` the stretch of
+    each op; -1 for none. `ends` are the values in buffers of the caller: results, and operands that these are written
+    into.
     """
 
     def __init__(self, problem: Problem, most: int, worth: float) -> None:
@@ -258,7 +279,7 @@ class Stretches:
 
     def _share_ops(self) -> None:
         graph, tops = self.graph, top_ops(self.graph)
-        for i in graph.regions[TOP].ops:
+        for i in in_a_row(graph):
             if i in self.sides.backward:
                 self.stretches[self.undone_in[i]].backward.append(i)
         for op in graph.ops:
@@ -272,8 +293,8 @@ class Stretches:
                     self.stretches[self.made_in[v]].needs.add(v)
 
     def _share_late(self, v: int, top: int, number: int) -> None:
-        """Note a read of a value of the backward, which is alive from its maker's stretch down to its last reader's."""
-        if self.graph.values[v].loop != TOP:
+        """Note a read of a value of the backward: it is alive from its maker's stretch down to its last reader's."""
+        if self.graph.values[v].loop not in self.graph.once:
             return
         self.stretches[number].reads.setdefault(top, {})[v] = None
         maker = self.graph.values[v].maker
@@ -286,6 +307,10 @@ class Stretches:
 
 def _ends(graph: Graph) -> frozenset[int]:
     ends = {v for v, _ in graph.outputs if v is not None}
+    for op in graph.ops:
+        if op.name == SHARDS and not ends.isdisjoint(op.outputs):
+            pairs = zip(op.outputs, graph.bodies[op.id].ends[0], strict=True)
+            ends.update(end for v, end in pairs if v in ends and end is not None)
     for op in reversed(graph.ops):
         if op.name in UPDATING and op.outputs[0] in ends:
             into = op.operands[0]

@@ -268,12 +268,6 @@ def test_no_name_leads_out_of_the_folder(name, folder):
     reseal(folder, found)
     what = f"lists {name!r}, which names no file of an artefact."
     assert told(lambda: aot.load(folder)) == f"{folder / 'signature.json'} {what}\n{AGAIN}"
-    found = document(folder)
-    found["files"]["forward.stablehlo"] = found["files"].pop(name)
-    found["programs"]["forward"]["file"] = name
-    reseal(folder, found)
-    what = "says of the program forward what export does not say."
-    assert told(lambda: aot.load(folder)) == f"{folder / 'signature.json'} {what}\n{EDITED}"
 
 
 def test_a_calling_convention_that_this_jax_does_not_speak_is_told(folder):
@@ -287,15 +281,6 @@ def test_a_calling_convention_that_this_jax_does_not_speak_is_told(folder):
         here = f"JAX {jax.__version__} speaks {oldest} to {newest}"
         what = f"speaks version {spoken} of JAX's calling convention, and {here}."
         assert told(lambda: aot.load(folder)) == message(str(folder / "inference.stablehlo"), what, cure)
-
-
-def test_a_program_under_the_name_of_another_is_told(folder):
-    path = folder / "forward.stablehlo"
-    path.write_bytes((folder / "inference.stablehlo").read_bytes())
-    reseal(folder, document(folder))
-    assert told(lambda: aot.load(folder)) == (
-        f"{path} holds loss_inference, which is no program called forward.\n{EDITED}"
-    )
 
 
 def test_a_program_of_other_types_is_told(folder):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jointcut.aot.cures.formula import Replacing
-from jointcut.aot.cures.patterns import FORMULAS
-from jointcut.aot.cures.trials import _merged
-from jointcut.aot.trace.joint import primal
-from jointcut.partition.program import jaxprs
+from jointcut.aot.stages.cures.formula import Replacing
+from jointcut.aot.stages.cures.patterns import FORMULAS
+from jointcut.aot.stages.cures.trials import _merged
+from jointcut.aot.trace.primal import primal
+from jointcut.partition.program.jax import jaxprs, runtime
 from jointcut.partition.program.places import user_line
 from jointcut.partition.rewrite import simplify
 
@@ -61,7 +61,7 @@ def replaced(name, function, x):
         jaxpr, consts = jaxprs.opened(closed)
         replacing = Replacing(formula, line)
         closed, count = jaxprs.ClosedJaxpr(replacing.through(jaxpr), consts), count + replacing.count
-    return jaxprs.evaluate(closed, *source.consts, x)[0], count
+    return runtime.evaluate(closed, *source.consts, x)[0], count
 
 
 @pytest.mark.parametrize("name", [*FORMS, *OF_MATRICES])

@@ -156,9 +156,11 @@ def test_strategy_min_cut_repeats_no_product_however_it_is_asked_for():
 
 
 def test_the_default_measures_nothing_and_is_one_in_every_way_of_calling(monkeypatch):
-    monkeypatch.setattr(import_module("jointcut.aot.fitting.rates"), "_measure", lambda device: pytest.fail("measured"))
+    monkeypatch.setattr(
+        import_module("jointcut.aot.planning.budgets.rates"), "_measure", lambda device: pytest.fail("measured")
+    )
     made = []
-    module = import_module("jointcut.aot.stages.under_transform")
+    module = import_module("jointcut.aot.planning.request")
     halved = module.halved
     monkeypatch.setattr(module, "halved", lambda *args: made.append(halved(*args)) or made[-1])
     jax.jit(jax.grad(aot.function(narrow))).trace(*LARGE)

@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jointcut import aot
-from jointcut.aot.calls.flow import Stop
+from jointcut.aot.call.flow import Stop
 from jointcut.partition.errors import TraceError
 
 X = jnp.arange(1.0, 4.0)

@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.fitting import inexact
-from jointcut.aot.fitting.inexact import Rounding, relative_error
+from jointcut.aot.planning.budgets import inexact
+from jointcut.aot.planning.budgets.inexact import Rounding, relative_error
 from jointcut.partition.errors import BudgetError, TraceError, UncheckedWarning
 from jointcut.partition.prices.cost import Roofline
 

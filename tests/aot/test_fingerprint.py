@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jointcut import aot
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_rules
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs
 from programs import CORPUS, named
 
 X = np.arange(4, dtype=np.float32)

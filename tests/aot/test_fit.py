@@ -21,14 +21,15 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jointcut import aot
-from jointcut.aot.choices.limits import Limit, limit, room_for
-from jointcut.aot.choices.options import Options
-from jointcut.aot.fitting.attempts import Attempt, Ways, Weighed
-from jointcut.aot.fitting.fit import AT_ONCE, FULL, MOST_ROUNDS, MOST_SMALLEST, TIE, fit
+from jointcut.aot.options.limits import Limit, limit, room_for
+from jointcut.aot.options.options import Options
+from jointcut.aot.planning.budgets.attempts import Attempt, Ways, Weighed
+from jointcut.aot.planning.budgets.fit import AT_ONCE, FULL, MOST_ROUNDS, MOST_SMALLEST, TIE, fit
 from jointcut.partition import Plan
 from jointcut.partition.errors import BudgetError, PlanError
-from jointcut.partition.lower.memory import Buffer
-from jointcut.partition.lower.replay import Replay
+from jointcut.partition.lower.memory.levels import Buffer
+from jointcut.partition.lower.memory.replay import Replay
+from jointcut.partition.plans.backend import PORTABLE
 from jointcut.partition.plans.planfile import dumps
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.roles import Side
@@ -51,9 +52,8 @@ def fault(reason):
 class Menu:
     """What the search asks of a planner: plans with what the model promises; and what XLA takes for each of them.
 
-    `plans` are (strategy, promised peak, seconds, bytes that XLA takes). Where the backend is followed (`is_followed`),
-    the promise is what XLA is expected to take. `fastest` looks at those at the places `looked_at`, or at all. `log`
-    tells what is followed and weighed, and a weighing is done after so many `steps`.
+    `plans` are (strategy, promised peak, seconds, bytes that XLA takes). Where the model `is_exact`, the promise is
+    what XLA is expected to take. `fastest` looks at those at the places `looked_at`, or at all.
     """
 
     plans: list[tuple[str, int, float, int]]
@@ -61,10 +61,8 @@ class Menu:
     weighed: list[Plan] = field(default_factory=list)
     looks: int = 0
     scattered_bytes: int = 0
-    is_followed: bool = False
+    is_exact: bool = False
     looked_at: tuple[int, ...] | None = None
-    steps: int = 0
-    log: list[str] = field(default_factory=list)
 
     @property
     def menu(self):
@@ -73,11 +71,8 @@ class Menu:
         return self._menu
 
     def candidate(self, n, strategy, peak, seconds, taken):
-        def follow():
-            self.log.append(f"follow {n}")
-            return float(peak)
-
-        return Candidate(self.plan(n), peak, seconds, follow if self.is_followed else None)
+        calibration = 1.0 if self.is_exact else PORTABLE.calibration
+        return Candidate(self.plan(n), peak, seconds, calibration=calibration)
 
     def priced(self, plan):
         return plan
@@ -103,8 +98,7 @@ class Menu:
 
     def weigh(self, plans):
         self.weighed += plans
-        self.log += [f"weigh {plan.recomputed[0]}" for plan in plans]
-        return [Weighing(self.figures(plan), self.steps) for plan in plans]
+        return [done(self.figures(plan)) for plan in plans]
 
     def figures(self, plan):
         taken = self.plans[plan.recomputed[0]][3]
@@ -115,17 +109,11 @@ class Menu:
         return Replay(self.plans[plan.recomputed[0]][1], Side.BACKWARD, "sin", buffers)
 
 
-class Weighing(Future):
-    """A result that is there after so many questions whether it is, or for whoever waits."""
-
-    def __init__(self, result, steps):
-        super().__init__()
-        self.steps = steps
-        self.set_result(result)
-
-    def done(self):
-        self.steps -= 1
-        return self.steps < 0
+def done(result):
+    """A result that is there."""
+    future = Future()
+    future.set_result(result)
+    return future
 
 
 def fitted(menu, budget, plain_bytes=1000, default=None, quick=True):
@@ -227,21 +215,14 @@ def test_a_plan_that_takes_more_than_it_did_when_it_was_weighed_is_not_taken():
     assert [a.recomputed for a in menu.compiled] == [(0,), (1,)]
 
 
-def test_a_plan_that_surely_fits_and_fills_the_budget_is_compiled_without_weighing():
-    plans = [("front", 500, 1.0, 480), ("front", 460, 2.0, 470), ("front", 400, 3.0, 400)]
-    assert tried(fitted(Menu(plans, is_followed=True), FIXED + 500)) == [(460, 470, True, False)]
-    weighed = fitted(Menu(plans), FIXED + 500)
-    assert [a.weighed for a in weighed.trail] == [True, True, False]
-
-
 def test_a_plan_that_would_leave_room_for_a_faster_one_is_not_compiled_at_once():
-    menu = Menu([("front", 500, 1.0, 480), ("front", 400, 3.0, 400)], is_followed=True)
+    menu = Menu([("front", 500, 1.0, 480), ("front", 400, 3.0, 400)], is_exact=True)
     weighed = [(500, 480, True, True), (400, 400, True, True)]
     assert tried(fitted(menu, FIXED + 500)) == [*weighed, (480, 480, True, False)]
 
 
 def test_a_plan_that_drops_values_is_weighed_since_less_is_known_of_it():
-    menu = Menu([("2 pieces, 3 values dropped", 460, 1.0, 470), ("front", 300, 2.0, 310)], is_followed=True)
+    menu = Menu([("2 pieces, 3 values dropped", 460, 1.0, 470), ("front", 300, 2.0, 310)], is_exact=True)
     weighed = [(460, 470, True, True), (300, 310, True, True)]
     assert tried(fitted(menu, FIXED + 500)) == [*weighed, (470, 470, True, False)]
 
@@ -249,10 +230,10 @@ def test_a_plan_that_drops_values_is_weighed_since_less_is_known_of_it():
 def test_where_a_plan_may_not_fit_one_that_surely_does_is_weighed_with_it():
     """Where there is none, the smallest one is; and XLA's figures tell of the others."""
     plans = [("front", 490, 1.0, 520), ("2 pieces, 3 values dropped", 460, 2.0, 480)]
-    found = fitted(Menu(plans, is_followed=True), FIXED + 500)
+    found = fitted(Menu(plans, is_exact=True), FIXED + 500)
     assert found.plan.recomputed == (1,)
     assert tried(found) == [(490, 520, False, True), (460, 480, True, True), (480, 480, True, False)]
-    found = fitted(Menu([*plans, ("division", 300, 3.0, 300)], is_followed=True), FIXED + 500)
+    found = fitted(Menu([*plans, ("division", 300, 3.0, 300)], is_exact=True), FIXED + 500)
     assert found.plan.recomputed == (1,)
     assert tried(found)[:2] == [(490, 520, False, True), (300, 300, True, True)]
     assert tried(found)[2:] == [(485, 480, True, True), (480, 480, True, False)]
@@ -261,76 +242,36 @@ def test_where_a_plan_may_not_fit_one_that_surely_does_is_weighed_with_it():
 def test_where_nothing_surely_fits_and_two_plans_are_as_small_both_are_weighed():
     """The smallest may be either. Also where neither is expected to fit, but hardly more would be enough."""
     plans = [("front", 490, 1.0, 500), ("2 pieces", 488, 2.0, 495)]
-    found = fitted(Menu(plans, is_followed=True), FIXED + 495)
+    found = fitted(Menu(plans, is_exact=True), FIXED + 495)
     assert tried(found) == [(490, 500, False, True), (488, 495, True, True), (495, 495, True, False)]
-    found = fitted(Menu([*plans[:1], ("2 pieces", 488, 2.0, 485)], is_followed=True), FIXED + 485)
+    found = fitted(Menu([*plans[:1], ("2 pieces", 488, 2.0, 485)], is_exact=True), FIXED + 485)
     assert tried(found) == [(488, 485, True, True), (490, 500, False, True), (485, 485, True, False)]
 
 
 def test_where_one_plan_alone_may_fit_it_is_weighed_though_it_is_expected_to_take_hardly_more():
-    menu = Menu([("front", 540, 1.0, 540), ("2 pieces", 510, 2.0, 500)], is_followed=True)
+    menu = Menu([("front", 540, 1.0, 540), ("2 pieces", 510, 2.0, 500)], is_exact=True)
     assert tried(fitted(menu, FIXED + 500)) == [(510, 500, True, True), (500, 500, True, False)]
 
 
-@pytest.mark.parametrize(("scattered_bytes", "weighed"), [(250, []), (251, [(0,)])])
-def test_where_much_is_scattered_a_plan_is_weighed_before_it_is_compiled(scattered_bytes, weighed):
-    menu = Menu([("front", 465, 1.0, 480)], is_followed=True, scattered_bytes=scattered_bytes)
-    assert fitted(menu, FIXED + 500).plan.recomputed == (0,)
-    assert [plan.recomputed for plan in menu.weighed] == weighed
-
-
-def test_where_one_that_was_followed_may_fit_no_others_are_followed_first():
+def test_where_one_that_was_asked_for_may_fit_no_others_are_looked_at_first():
     plans = [("front", 540, 1.0, 540), ("2 pieces", 510, 2.0, 500), ("3 pieces", 505, 3.0, 505)]
-    menu = Menu(plans, is_followed=True, looked_at=(0, 1))
+    menu = Menu(plans, is_exact=True, looked_at=(0, 1))
     assert tried(fitted(menu, FIXED + 500)) == [(510, 500, True, True), (500, 500, True, False)]
-    menu = Menu(plans, is_followed=True, looked_at=(0,))  # this one would not fit
+    menu = Menu(plans, is_exact=True, looked_at=(0,))  # this one would not fit
     assert tried(fitted(menu, FIXED + 500))[:2] == [(505, 505, False, True), (510, 500, True, True)]
 
 
-def test_while_one_alone_is_weighed_those_that_may_come_next_are_followed():
-    """As long as it takes; what is found is the same."""
-    plans = [
-        ("front", 540, 1.0, 540),
-        ("2 pieces", 510, 2.0, 520),
-        ("3 pieces", 530, 3.0, 505),
-        ("4 pieces", 600, 4.0, 9),
-    ]
-    follows, found = [], []
-    for steps in (0, 2, 9):
-        menu = Menu(plans, is_followed=True, looked_at=(1,), steps=steps)
-        found.append(tried(fitted(menu, FIXED + 500)))
-        after = menu.log[menu.log.index("weigh 1") :]
-        follows.append(next(i for i, entry in enumerate(after) if entry == "follow 3"))
-    assert found[0] == found[1] == found[2]
-    assert follows[0] > follows[2]
-
-
-def test_of_one_strategy_the_smallest_by_replay_is_tried_too():
-    plans = [("front", 500, 1.0, 500), ("front", 490, 2.0, 300), ("2 pieces", 600, 3.0, 600)]
-    menu = Menu(plans, is_followed=True)
-    menu.menu[0].__dict__["follow"] = lambda: 480.0
-    assert fitted(menu, 0.0).plan.recomputed == (1,)
-
-
 def test_a_default_plan_that_is_expected_to_take_more_is_not_weighed():
-    plans = [("front", 520, 1.0, 500), ("2 pieces", 400, 2.0, 400)]
-    menu = Menu(plans, is_followed=True)
+    plans = [("front", 560, 1.0, 500), ("2 pieces", 400, 2.0, 400)]
+    menu = Menu(plans, is_exact=True)
     assert tried(fitted(menu, FIXED + 500, default=0)) == [(400, 400, True, True), (400, 400, True, False)]
 
 
 def test_where_nothing_surely_fits_and_the_first_runs_in_segments_it_is_weighed_beside_the_smallest():
     plans = [("front, segments", 490, 1.0, 499), ("2 pieces", 480, 2.0, 520)]
-    found = fitted(Menu(plans, is_followed=True), FIXED + 500)
+    found = fitted(Menu(plans, is_exact=True), FIXED + 500)
     assert found.plan.recomputed == (0,)
     assert tried(found) == [(490, 499, True, True), (480, 520, False, True), (499, 499, True, False)]
-
-
-def test_a_plan_compiled_at_once_that_does_not_fit_says_what_to_expect_of_others():
-    menu = Menu([("front", 460, 1.0, 552), ("front", 416, 2.0, 499), ("front", 380, 3.0, 456)], is_followed=True)
-    found = fitted(menu, FIXED + 500)
-    assert found.plan.recomputed == (1,)
-    weighed = [(500, 499, True, True), (456, 456, True, True)]
-    assert tried(found) == [(460, 552, False, False), *weighed, (499, 499, True, False)]
 
 
 KINDS = st.sampled_from(["min_cut", "front", "2 pieces", "3 pieces", "4 pieces", "front, segments"])
@@ -352,7 +293,7 @@ def menus(draw, factor=None):
 @quick
 @given(menus(), st.integers(0, 3000), st.booleans(), st.booleans())
 def test_what_is_found_fits_and_the_trail_tells_the_truth(quick, menu, room, has_default, follows):
-    plans, menu.is_followed = menu.plans, follows
+    plans, menu.is_exact = menu.plans, follows
     try:
         found = fitted(menu, FIXED + room, default=0 if has_default else None, quick=quick)
     except BudgetError:
@@ -361,7 +302,7 @@ def test_what_is_found_fits_and_the_trail_tells_the_truth(quick, menu, room, has
     assert found.measured.activation_bytes <= room
     assert found.measured.made == menu.compiled[-1] or not quick
     assert len(found.trail) == len(menu.compiled) + len(menu.weighed) <= MOST_TRIED
-    assert len(menu.compiled) <= 1 + has_default + follows or not quick
+    assert len(menu.compiled) <= 1 + has_default or not quick
     for made in (menu.compiled, menu.weighed):
         assert len({plan.recomputed for plan in made}) == len(made)
     for attempt in found.trail:
@@ -535,7 +476,7 @@ def waves(w, x):
 
 @pytest.fixture(scope="module")
 def traced():
-    return aot.function(deep, cost=ROOFLINE).trace(W, X)
+    return aot.function(deep, cost=ROOFLINE, tiles=False).trace(W, X)
 
 
 @pytest.fixture(scope="module")
@@ -619,10 +560,10 @@ def test_a_budget_of_the_functions_own_is_that_of_partition(traced, least):
 def test_a_budget_compiles_a_plan_once(traced, least):
     """Another budget, and compile() itself, find what was compiled before."""
     again = traced.partition(budget=least.peak_bytes + 1)
-    assert again.compile().programs[0] is again.fitted.measured.made.programs[0]
-    known = set(traced._weighing._compiled)
+    assert again.compile().programs[0] is again.fitted.measured.made.made.programs(1)[0]
+    known = set(traced.request.weighing._compiled)
     assert traced.partition(budget=0.0).compile().programs[0] is least.programs[0]
-    assert set(traced._weighing._compiled) == known
+    assert set(traced.request.weighing._compiled) == known
 
 
 def test_a_cut_within_a_budget_tells_how_it_came_about(traced, least):

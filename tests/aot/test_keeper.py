@@ -17,7 +17,7 @@ import pytest
 
 from jointcut import aot
 from jointcut.aot.cache.location import store_for
-from jointcut.aot.fitting import searches
+from jointcut.aot.planning.budgets import searches
 from jointcut.aot.stages import tracing
 from jointcut.aot.stages.traced import Traced
 from oracle import assert_same, called, cotangents, plain, plain_vjp, value_and_grad

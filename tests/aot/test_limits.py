@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jointcut import aot
-from jointcut.aot.choices import limits
-from jointcut.aot.choices.limits import Limit, limit
+from jointcut.aot.options import limits
+from jointcut.aot.options.limits import Limit, limit
 from jointcut.partition.errors import BudgetError
 
 CURE = (

@@ -13,14 +13,14 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jointcut import aot
-from jointcut.aot.fitting import rates
-from jointcut.aot.stages import offloading
+from jointcut.aot.planning import offloading
+from jointcut.aot.planning.budgets import rates
 from jointcut.partition import Plan, diff
 from jointcut.partition.errors import PlanError, PolicyError, VerifyError
-from jointcut.partition.lower import emit
+from jointcut.partition.lower import writer
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.backend import Backend
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, barriers, jaxprs, runtime
 
 W = np.linspace(-0.5, 0.5, 5 * 16 * 16, dtype=np.float32).reshape(5, 16, 16)
 X = np.linspace(-1, 1, 64 * 16, dtype=np.float32).reshape(64, 16)
@@ -53,7 +53,7 @@ def assert_gradients(got):
 
 def test_residuals_really_lie_in_host_memory():
     _, pullback = offloading_loss().vjp(W, X)
-    there = [x for x in pullback.residuals if jaxprs.lies_on_host(getattr(x, "sharding", None))]
+    there = [x for x in pullback.residuals if abstract.lies_on_host(getattr(x, "sharding", None))]
     assert sorted(x.shape for x in there) == [(5, 64, 16), (64, 16)]
     compiled = offloading_loss().trace(W, X).partition().compile(2)
     _, residuals = compiled.forward(W, X)
@@ -129,7 +129,7 @@ def test_for_a_gpu_each_step_of_a_loop_is_moved_inside_the_loop():
     """The moves are calls that XLA:GPU knows: of one step of a stack, and of the other value, but of no stack."""
     halves = offloading_loss().trace(W, X).partition().split.halves
     for closed in (halves.forward, halves.backward):
-        program = jax.jit(functools.partial(jaxprs.evaluate, closed)).trace(*jaxprs.input_structs(closed))
+        program = jax.jit(functools.partial(runtime.evaluate, closed)).trace(*abstract.input_structs(closed))
         lines = program.lower(lowering_platforms=("cuda",)).as_text().splitlines()
         moves = [line.rpartition("->")[2].strip() for line in lines if "annotate_device_placement" in line]
         assert moves == ["tensor<64x16xf32>"] * 2
@@ -195,7 +195,7 @@ def refused(policy, function=loss, error=PolicyError):
 
 
 def test_a_device_without_host_memory_is_refused_with_what_it_has(monkeypatch):
-    monkeypatch.setattr(jaxprs, "memory_kinds", lambda: ("device", "unpinned_host"))
+    monkeypatch.setattr(runtime, "memory_kinds", lambda: ("device", "unpinned_host"))
     assert refused({"hidden": aot.MUST_OFFLOAD}) == (
         "policy: %:5xfloat32[64,16] (name) is MUST_OFFLOAD by 'hidden', and the device has no pinned_host memory; it "
         "has device, unpinned_host.\nKeep values on the device, or ask for MUST_RECOMPUTE."
@@ -289,7 +289,7 @@ def test_the_first_offload_on_a_device_is_checked_and_noted(unseen, monkeypatch)
 
 
 def test_wrong_gradients_are_found(unseen, monkeypatch):
-    moved = jaxprs.moved
+    moved = barriers.moved
 
     def wrong(var, to_host):
         """A copy that reverses its elements, as a fault of an XLA might."""
@@ -297,13 +297,13 @@ def test_wrong_gradients_are_found(unseen, monkeypatch):
             return moved(var, to_host)
         _, copy = moved(var, to_host)
         closed = jax.make_jaxpr(lambda x: lax.rev(jax.device_put(x, jax.memory.Space.Device), (0,)))(
-            jaxprs.struct(var.aval)
+            abstract.struct(var.aval)
         )
-        call = jax.make_jaxpr(lambda x: jax.jit(lambda x: jaxprs.evaluate(closed, x)[0])(x))(jaxprs.struct(var.aval))
+        call = jax.make_jaxpr(lambda x: jax.jit(lambda x: runtime.evaluate(closed, x)[0])(x))(abstract.struct(var.aval))
         (eqn,) = jaxprs.opened(call)[0].eqns
         return eqn.replace(invars=[var], outvars=[copy]), copy
 
-    monkeypatch.setattr(emit.jaxprs, "moved", wrong)
+    monkeypatch.setattr(writer.barriers, "moved", wrong)
     with pytest.raises(VerifyError) as error:
         offloading_loss().trace(W, X).partition("min_cut")
     assert re.sub(r"\d\.\d+e[+-]\d+", "N", str(error.value)) == (

@@ -1,21 +1,16 @@
-"""The front of a program tells what each peak costs: as points, as a table, and as a picture."""
+"""The front of a program tells what each peak costs: as points, as a table, and as a page."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 import pytest
-from matplotlib.cbook import STEP_LOOKUP_MAP
 
 from jointcut import aot
-from jointcut.aot.fitting.axes import apart
-from jointcut.aot.fitting.pareto import Pareto, ParetoPoint
+from jointcut.aot.planning.budgets.pareto import Pareto, ParetoPoint
 from jointcut.partition import Plan, parse
-from jointcut.partition.errors import JointcutError
 from jointcut.partition.prices.cost import Roofline
 
 GRAPH = parse("""
@@ -63,30 +58,6 @@ def test_a_plan_that_is_not_on_the_front_comes_last_also_where_it_saves_the_same
 def test_peaks_are_shown_in_a_unit_that_suits_them(factor, unit):
     front = Pareto("loss", tuple(replace(p, peak_bytes=int(factor * p.peak_bytes)) for p in POINTS))
     assert str(front).splitlines()[1] == f"   peak {unit}   extra ms   saved {unit}  plan"
-    assert front.plot(apart((4, 3))).get_xlabel() == f"predicted peak of the step ({unit})"
-
-
-def test_the_line_stands_over_each_peak_at_the_time_of_the_fastest_plan_within_it():
-    axes = FRONT.plot(apart((4, 3)))
-    (line,) = [line for line in axes.lines if line.get_drawstyle().startswith("steps")]
-    corners = list(zip(*steps(line), strict=True))
-    for peak in (25.0, 45.0, 55.0, 85.0):
-        (height,) = {y for (x, y), (other, level) in pairwise(corners) if y == level and other < peak < x}
-        assert height == min(1e3 * p.seconds for p in POINTS if p.peak_bytes <= 1e6 * peak)
-
-
-def steps(line) -> tuple[list[float], list[float]]:
-    """The corners of a line that is drawn in steps, in its own order."""
-    xs, ys = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data())
-    return list(xs), list(ys)
-
-
-def test_the_picture_marks_the_plan_that_was_chosen_and_names_its_axes():
-    axes = replace(FRONT, chosen=POINTS[2]).plot(apart((4, 3)))
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["plans", "chosen"]
-    assert [list(map(float, line.get_xydata()[0])) for line in axes.lines if line.get_label() == "chosen"] == [[20, 8]]
-    assert (axes.get_title(), axes.get_ylabel()) == ("loss", "predicted extra time (ms)")
-    assert axes.get_ylim()[0] == 0
 
 
 def test_with_plain_jax_beside_it_a_front_tells_the_time_of_a_step_over_plains():
@@ -100,30 +71,16 @@ def test_with_plain_jax_beside_it_a_front_tells_the_time_of_a_step_over_plains()
         "*     50.0       2.00      1.20        1.0  some\n"
         "      20.0       8.00      2.40        0.0  -"
     )
-    axes = front.plot(apart((4, 3)))
-    assert axes.get_ylabel() == "predicted time of a step ÷ that of plain JAX"
-    assert {float(line.get_ydata()[0]) for line in axes.lines if line.get_label() in ("chosen", "plain JAX")} == {
-        1.2,
-        1,
-    }
     section = front.section()
     assert [(p["seconds"], p["share"]) for p in section["points"]] == [(5e-3, 1.0), (6e-3, 1.2), (12e-3, 2.4)]
     assert section["time"] == "time of a step" and FRONT.section()["time"] == "extra time"
     assert FRONT.time_share(POINTS[0]) is None
 
 
-def test_a_notebook_gets_a_page_a_picture_and_the_text_and_without_matplotlib_no_picture(monkeypatch):
+def test_a_notebook_gets_a_page_and_the_text():
     shown = FRONT._repr_mimebundle_(include=None, exclude=None)
-    assert set(shown) == {"text/plain", "text/html", "image/png"}
+    assert set(shown) == {"text/plain", "text/html"}
     assert shown["text/plain"] == str(FRONT)
-    assert shown["image/png"].startswith(b"\x89PNG")
-    for name in ("matplotlib.figure", "matplotlib.pyplot"):
-        monkeypatch.setitem(sys.modules, name, None)
-    bare = {name: form for name, form in shown.items() if name != "image/png"}
-    assert FRONT._repr_mimebundle_() == bare
-    with pytest.raises(JointcutError) as refused:
-        FRONT.plot()
-    assert str(refused.value) == "plot needs matplotlib.\npip install matplotlib, or print instead."
 
 
 def test_the_front_of_a_program_falls_and_a_cut_marks_its_own_plan():

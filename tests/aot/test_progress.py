@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from jax.extend.core import Primitive
 
 from jointcut import aot
-from jointcut.aot.choices.options import Options
-from jointcut.aot.fitting.rates import rates
+from jointcut.aot.options.options import Options
+from jointcut.aot.planning.budgets.rates import rates
 from jointcut.aot.progress import screens
 from jointcut.aot.progress.progress import WORDS, Stage, progress, shortened, tell, text
 from jointcut.partition import Plan
@@ -32,7 +32,7 @@ from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.search.budget import Planner
 
 ROOT = Path(__file__).parent.parent.parent
-MODULES = ("fitting.fit", "fitting.rates", "progress.progress")
+MODULES = ("planning.budgets.fit", "planning.budgets.rates", "progress.progress")
 fitting, measuring, module = (import_module(f"jointcut.aot.{name}") for name in MODULES)
 DISPLAY = module._DISPLAY
 ROOFLINE = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)

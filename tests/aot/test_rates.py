@@ -19,13 +19,13 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jointcut.aot.fitting import link
-from jointcut.aot.fitting import rates as measuring
-from jointcut.aot.fitting.rates import Measured, rates
+from jointcut.aot.planning.budgets import link
+from jointcut.aot.planning.budgets import rates as measuring
+from jointcut.aot.planning.budgets.rates import Measured, rates
+from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import JointcutError
-from jointcut.partition.nesting.read import read
 from jointcut.partition.prices.cost import Roofline, recompute_seconds
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import runtime
 from jointcut.partition.program.roles import Roles
 from jointcut.partition.program.sides import classify
 from jointcut.partition.program.text import parse
@@ -49,7 +49,7 @@ def count(monkeypatch):
 
     def measure(device):
         calls.append(threading.current_thread())
-        assert not jaxprs.tracing()
+        assert not runtime.tracing()
         return FIGURES
 
     monkeypatch.setattr(measuring, "_measure", measure)

@@ -13,14 +13,14 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jointcut import aot
-from jointcut.aot.choices import policies
-from jointcut.aot.report.inexact import relative_error
+from jointcut.aot.options import policies
+from jointcut.aot.report.gradient_error import relative_error
 from jointcut.partition import Plan, Role, diff
 from jointcut.partition.errors import PlanError, PolicyError
+from jointcut.partition.packing.forms import FORMS
+from jointcut.partition.packing.packing import Packings
 from jointcut.partition.plans import planfile
 from jointcut.partition.search.forms import exact
-from jointcut.partition.stored.forms import FORMS
-from jointcut.partition.stored.packing import Packings
 
 W = np.linspace(-0.5, 0.5, 5 * 16 * 16, dtype=np.float32).reshape(5, 16, 16)
 X = np.linspace(-1, 1, 128 * 16, dtype=np.float32).reshape(128, 16)

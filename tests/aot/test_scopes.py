@@ -12,12 +12,12 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.choices.limits import Limit
-from jointcut.aot.choices.policies import read_policy
+from jointcut.aot.options.limits import Limit
+from jointcut.aot.options.policies import read_policy
 from jointcut.partition.errors import BudgetError, PlanError, PolicyError
-from jointcut.partition.lower.replay import handed_bytes
+from jointcut.partition.lower.memory.replay import handed_bytes
 from jointcut.partition.lower.schedule import schedule
-from jointcut.partition.prices.bounds import bounds_of
+from jointcut.partition.prices.allowances import bounds_of
 from jointcut.partition.search.mincut import STRATEGIES
 from jointcut.wrappers.record import Record
 from oracle import assert_same, cotangents, plain_vjp

@@ -18,13 +18,13 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.choices.limits import limit
-from jointcut.aot.fitting import rates as measuring
-from jointcut.aot.fitting import searches
-from jointcut.aot.fitting.attempts import Ways
-from jointcut.aot.stages.under_transform import cut_inside
+from jointcut.aot.options.limits import limit
+from jointcut.aot.planning.budgets import rates as measuring
+from jointcut.aot.planning.budgets import searches
+from jointcut.aot.planning.budgets.attempts import Ways
+from jointcut.aot.planning.request import Request
+from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import BudgetError
-from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.planfile import dumps, loads
 from jointcut.partition.prices.cost import Roofline
 from programs import CORPUS
@@ -42,7 +42,7 @@ def deep(w, x):
 
 def cut(function=deep, budget=0.9, **options):
     """A fresh function, of which nothing is traced yet."""
-    return aot.function(functools.partial(function), **{"budget": budget, "cost": ROOFLINE} | options)
+    return aot.function(functools.partial(function), **{"budget": budget, "cost": ROOFLINE, "tiles": False} | options)
 
 
 WAYS = {
@@ -167,7 +167,7 @@ def test_a_plan_that_does_not_hold_in_another_way_is_searched_for(told):
     traced = cut(budget=1.0).trace(W, X)
     first = traced.partition()
     told()
-    wanted = traced._wanted(limit(1.0))
+    wanted = traced.request.wanted(limit(1.0))
     measured = []
 
     def measure(plan):
@@ -218,7 +218,7 @@ def test_threads_that_ask_for_the_same_wait_for_one_search(told):
 
 
 def test_what_was_asked_for_longest_ago_is_forgotten(told, monkeypatch):
-    monkeypatch.setattr(searches, "MOST_KEPT", 1)
+    monkeypatch.setattr(searches, "MOST_KEPT", 2)  # that of the budget, and that of the smallest plan
     for budget in (0.9, 0.9, "1 MB", 0.9):
         cut(budget=budget).trace(W, X).partition()
     assert [how for how, _ in told()] == ["searched", "took", "searched", "searched"]
@@ -273,7 +273,7 @@ def test_a_note_that_does_not_hold_is_not_followed(told, tmp_path, monkeypatch):
 
 def test_plain_jax_is_compiled_once_for_all_fractions_and_processes(tmp_path, monkeypatch):
     begun = []
-    monkeypatch.setattr(searches, "_room", spied(searches._room, begun))
+    monkeypatch.setattr(searches, "room_within", spied(searches.room_within, begun))
     for fraction, cache in ((0.9, tmp_path), (0.95, tmp_path), (0.95, False)):
         searches.forget()
         cut(budget=fraction, cache=cache).trace(W, X).partition()
@@ -305,19 +305,19 @@ SCALARS = [p for p in CORPUS if p.scalar and not p.has_aux and "grad" not in p.l
 def test_inside_a_transformation_a_program_is_known_as_the_same(program, monkeypatch):
     cuts = []
 
-    def spy(joint, options, name):
+    def spy(name, joint, options):
         cuts.append(joint)
-        return cut_inside(joint, options, name)
+        return Request(name, joint, options)
 
-    monkeypatch.setattr(import_module("jointcut.aot.calls.inside"), "cut_inside", spy)
+    monkeypatch.setattr(import_module("jointcut.aot.call.under_transform"), "Request", spy)
     function = aot.function(program.function, argnums=program.argnums, cost=ROOFLINE)
     with program.precision():
         traced = function.trace(*program.args, **program.kwargs)
         gradient = jax.grad(lambda *args: function(*args, **program.kwargs), argnums=program.argnums)
         jax.eval_shape(gradient, *program.args)
-        here = traced._wanted(limit(0.5))
+        here = traced.request.wanted(limit(0.5))
         inside = replace(here, program=cuts[0], graph=read(cuts[0].closed, cuts[0].roles), leaves=())
-        known, asked = searches._Lookup.of(here), searches._Lookup.of(inside)
+        known, asked = searches.Lookup.of(here), searches.Lookup.of(inside)
     assert asked.place is known.place and asked.types == known.types
     text = dumps(traced.partition().plan, here.graph)
     assert len(loads(text, inside.graph).values) == len(loads(text, here.graph).values)

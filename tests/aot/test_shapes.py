@@ -16,15 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import export, lax
 
-from jointcut.aot.choices.options import Options, validated
-from jointcut.aot.function import function
+from jointcut.aot.call.function import function
+from jointcut.aot.options.options import Options, validated
 from jointcut.aot.stages.symbolic import symbolic_cut
 from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope, shapes
 from jointcut.partition import Plan, Problem
 from jointcut.partition.errors import CallError, GraphError, JointcutError, PlanError, TraceError
 from jointcut.partition.lower.reruns import segmentable
 from jointcut.partition.plans.backend import CPU, PORTABLE
-from jointcut.partition.program import jaxprs, sizes
+from jointcut.partition.program import sizes
+from jointcut.partition.program.jax import abstract, jaxprs, runtime
 from jointcut.partition.search import mincut
 from jointcut.wrappers.arguments.tree import Statics, bind
 
@@ -156,8 +157,8 @@ def arrays(program, numbers):
 
 
 def exported(closed):
-    run = jax.jit(lambda *flat: jaxprs.evaluate(closed, *flat))
-    return export.export(run, platforms=["cpu"])(*jaxprs.input_structs(closed))
+    run = jax.jit(lambda *flat: runtime.evaluate(closed, *flat))
+    return export.export(run, platforms=["cpu"])(*abstract.input_structs(closed))
 
 
 def both(halves, count):

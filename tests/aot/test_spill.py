@@ -21,6 +21,7 @@ from jax import lax
 from jointcut import aot
 from jointcut.aot.cache.store import Store
 from jointcut.aot.hooks import spilling
+from jointcut.aot.run.runnable import Runnable
 from jointcut.partition import Plan
 from jointcut.partition.errors import ArtefactError, CallError, SpillError, TraceError
 from jointcut.partition.lower.reruns import segmentable
@@ -216,7 +217,7 @@ def test_a_disk_that_fills_while_the_forward_runs_is_an_error(folder, monkeypatc
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(spilling.os, "posix_fallocate", full)
-    monkeypatch.setattr(aot.Cut, "bytes_spilled", 8192)
+    monkeypatch.setattr(Runnable, "bytes_spilled", 8192)
     for executables in (1, 2):
         with pytest.raises(SpillError) as error:
             aot.function(loss, spill=folder).trace(W, X).partition().compile(executables).value_and_grad(W, X)
@@ -278,7 +279,7 @@ def test_arguments_on_several_devices_are_refused(folder):
         class sharding:
             device_set = (1, 2)
 
-    programs = aot.function(loss, spill=folder).trace(W, X).partition().jitted.programs
+    programs = aot.function(loss, spill=folder).trace(W, X).partition().made.jitted.programs
     with pytest.raises(CallError) as error:
         programs.run("forward", [Spread(), X])
     assert str(error.value) == (

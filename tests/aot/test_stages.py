@@ -11,7 +11,6 @@ from jax import lax
 from jointcut import aot
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.errors import RecordError
-from jointcut.partition.lower.written import parse
 
 LAYERS, BATCH, LENGTH, WIDTH, HEADS = 4, 4, 32, 32, 2
 W = jnp.arange(6.0).reshape(3, 2) / 5
@@ -304,8 +303,7 @@ def test_a_strategy_without_a_name_has_no_json():
     )
 
 
-def test_a_cut_shows_its_schedule_as_text_that_is_read_back():
+def test_a_cut_shows_its_schedule_as_text():
     made = aot.function(loss).trace(W, X).partition()
     text = str(made.schedule)
     assert text.startswith("forward:\n    run #0 dot_general\n")
-    assert parse(text, made.split.graph) == made.schedule

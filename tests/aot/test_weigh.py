@@ -12,7 +12,7 @@ from jointcut import aot
 from jointcut.aot.run import weigh as weighing
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.run.weigh import begin, weigh
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import runtime
 from oracle import loss
 from programs import CORPUS, EVERY_PROGRAM, OF_EACH_KIND
 
@@ -149,6 +149,6 @@ def test_an_error_of_making_code_is_found_where_the_program_is_compiled():
 
 
 def test_another_error_than_that_of_the_call_is_raised(monkeypatch):
-    monkeypatch.setattr(jaxprs, "calling", lambda lowered, *_: lowered)
+    monkeypatch.setattr(runtime, "calling", lambda lowered, *_: lowered)
     with pytest.raises(jax.errors.JaxRuntimeError, match="some_function_of_nobody"):
         weigh(jax.jit(of_nobody).lower(X))

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jointcut import aot
 from jointcut.partition.errors import ArtefactError, TraceError
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, runtime
 from jointcut.wrappers.metadata.convention import Slot
 from jointcut.wrappers.wrapper import Target
 
@@ -323,8 +323,8 @@ def test_a_pass_that_gives_another_signature_is_named(rewrite, what):
 def test_a_half_that_closes_over_arrays_is_refused():
     class Holding:
         def pre_lower(self, half, jaxpr):
-            return jax.make_jaxpr(lambda *xs: jaxprs.evaluate(jaxpr, xs[0] + W[:2], *xs[1:]))(
-                *jaxprs.input_structs(jaxpr)
+            return jax.make_jaxpr(lambda *xs: runtime.evaluate(jaxpr, xs[0] + W[:2], *xs[1:]))(
+                *abstract.input_structs(jaxpr)
             )
 
     with pytest.raises(TraceError) as caught:

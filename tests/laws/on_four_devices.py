@@ -8,20 +8,25 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-import warnings
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jointcut import aot
-from jointcut.aot.report.inexact import relative_error
+from jointcut.aot.report.gradient_error import relative_error
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.run.weigh import weigh
+from jointcut.partition import Planner, Problem, Roofline
 from jointcut.partition.errors import BudgetError, TraceError
+from jointcut.partition.lower.reruns import segmentable
+from jointcut.partition.program.jax.meshes import varying
+from jointcut.partition.search.mincut import min_cut
 
 ROWS = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
 EXPLICIT = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
@@ -372,28 +377,278 @@ def while_loops_run_backwards_on_an_explicit_mesh():
         near(jax.jit(jax.grad(aot.function(repeated)))(*args), jax.jit(jax.grad(repeated_by_scan))(*args))
 
 
-def shard_map_inside_works_and_one_warning_says_that_it_is_not_cut():
+def shard_map_inside_is_cut_and_runs_no_more_collectives():
     def whole(w, x):
         return jax.shard_map(mean, mesh=ROWS, in_specs=(P(), P("d")), out_specs=P())(w, x) + jnp.sum(w["in"] ** 2)
 
     cut = aot.function(whole)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    plain = jax.jit(jax.value_and_grad(whole))
+    want = plain(W, X)
+    near(cut.value_and_grad(W, X), want)
+    near(jax.jit(jax.value_and_grad(cut))(W, X), want)
+    made = cut.trace(W, X).partition()
+    assert "shards" in names_of(made)
+    assert made.plan.recomputed, "something inside is computed again"
+    assert moves(made) == moves(whole, W, X)
+
+
+def nothing_kept(graph):
+    """The plan that saves what it must alone."""
+    problem = Problem.of(graph)
+    return Planner(problem.timed(Roofline(1e11, 1e10, 1e10))).menu[-1].plan if problem else None
+
+
+def laid(program, **how):
+    """The program as a loss of which the body is one shard_map."""
+
+    def whole(w, x):
+        body = lambda w, x: lax.pmean(jnp.sum(jnp.atleast_1d(program(w, x))), how.get("names", "d"))  # noqa: E731
+        mesh, into = how.get("mesh", ROWS), how.get("into", BATCH)
+        options = {key: how[key] for key in ("check_vma", "axis_names") if key in how}
+        mean = jax.shard_map(body, mesh=mesh, in_specs=into, out_specs=P(), **options)
+        return mean(w, jnp.sin(x)) + jnp.sum(jnp.cos(w["in"]))
+
+    return whole
+
+
+def what_lies_in_a_shard_map_is_cut_in_every_way_of_calling():
+    """The gradients of plain JAX's; with nothing heavy run twice, with all that may be, within a budget, in a scan."""
+    for program in PROGRAMS:
+        whole = laid(program)
+        want = jax.jit(jax.value_and_grad(whole, (0, 1)))(W, X)
+        for options in (
+            {},
+            {"strategy": "min_cut"},
+            {"strategy": "save_all"},
+            {"strategy": nothing_kept},
+            {"budget": 0.0},
+        ):
+            cut = aot.function(whole, argnums=(0, 1), **options)
+            near(cut.value_and_grad(W, X), want)
+        near(jax.jit(jax.value_and_grad(cut, (0, 1)))(W, X), want)
+        near(by_vjp(aot.function(whole).vjp, W, X), (want[0], want[1][0]))
+
+
+def a_shard_map_without_checks_or_manual_in_part_is_cut_too():
+    unchecked, partly = laid(blocks, check_vma=False), laid(blocks, mesh=GRID, axis_names={"d"})
+    parts = {"in": P(None, "m"), "out": P("m", None), "blocks": P()}
+
+    def parallel(w, x):
+        return lax.psum(jnp.sin(jnp.tanh(x @ w["in"])) @ w["out"], "m") + jnp.sum(jnp.sin(w["blocks"]))
+
+    for whole in (unchecked, partly, laid(parallel, mesh=GRID, into=(parts, P("d")))):
         want = jax.jit(jax.value_and_grad(whole))(W, X)
+        for options in ({}, {"strategy": nothing_kept}):
+            cut = aot.function(whole, **options)
+            assert "shards" in {op.name for op in cut.trace(W, X).graph.ops}
+            near(cut.value_and_grad(W, X), want)
+
+
+def a_policy_reaches_into_a_shard_map():
+    def named(w, x):
+        h = checkpoint_name(jnp.tanh(x @ w["in"]), "hidden")
+        return jnp.mean(jnp.sin(h @ w["out"]) ** 2)
+
+    def kept(demand):
+        cut = aot.function(laid(named), policy={"hidden": demand}).trace(W, X).partition("min_cut")
+        near(cut.compile().value_and_grad(W, X), jax.value_and_grad(laid(named))(W, X))
+        return [(s.shape, s.op) for s in cut.plan.saved if s.op in ("name", "tanh")]
+
+    assert kept(aot.MUST_SAVE) == [((4, 8), "name")], kept(aot.MUST_SAVE)  # the part of one device
+    assert not kept(aot.MUST_RECOMPUTE)
+    try:
+        kept(aot.MUST_OFFLOAD)
+    except aot.PolicyError as error:
+        assert "it is made in a jax.shard_map, which hands over all that it keeps in the device's memory" in str(error)
+    else:
+        raise AssertionError("was not refused")
+
+
+def names_of(cut):
+    return {op.name for op in cut.split.graph.ops}
+
+
+def moves(function, *args):
+    """How often the compiled step of a function, or of a cut, runs each kind of collective."""
+    step = jax.jit(jax.value_and_grad(function)).lower(*args).compile() if not hasattr(function, "jits") else None
+    text = (step or function.jits.compiled("step")).as_text()
+    return [text.count(f" {name}(") for name in COLLECTIVES]
+
+
+def in_segments(length, kept=0):
+    """The strategy of the minimum cut whose one loop runs in segments, without its `kept` last steps."""
+
+    def strategy(graph):
+        problem = Problem.of(graph)
+        plan = min_cut(problem)
+        ((loop, _),) = segmentable(problem, plan).items()
+        return replace(plan, segments=((loop, length),), kept_steps=((loop, kept),) if kept else ())
+
+    return strategy
+
+
+def a_loop_in_a_shard_map_runs_in_segments():
+    """With equal segments, with a rest, and with last steps kept whole; each device keeps the starts of its own."""
+    for lengths, how in (((2,), {}), ((2, 3), {}), ((3,), {"check_vma": False})):
+        whole = laid(blocks, **how)
+        want = jax.jit(jax.value_and_grad(whole))(W, X)
+        cut = aot.function(whole, strategy=in_segments(*lengths))
         near(cut.value_and_grad(W, X), want)
-        near(jax.jit(jax.value_and_grad(cut))(W, X), want)
-    (warning,) = told
-    assert warning.category is aot.UncutWarning
-    assert warning.filename == __file__
-    line = whole.__code__.co_firstlineno + 1
-    assert str(warning.message) == (
-        f"whole is not cut here, and plain JAX runs: it keeps for the backward what jax.shard_map at {__file__}:{line} "
-        "(shard_map_inside_works_and_one_warning_says_that_it_is_not_cut.<locals>.whole) keeps inside.\n"
-        "Put aot.function inside: around the function that jax.shard_map is given."
-    ), str(warning.message)
+        near(by_vjp(cut.vjp, W, X), want)
+        assert "segments of" in str(cut.trace(W, X).partition().split.schedule)
+
+
+def long(w, x):
+    """Sixty steps, or layers written one after the other."""
+
+    def layer(h):
+        for _ in range(4):
+            h = h + jnp.sin(jnp.tanh(h @ w["in"]) @ w["out"])
+        return h
+
+    return jnp.mean(lax.scan(lambda h, _: (layer(h), None), x, length=48)[0] ** 2)
+
+
+def tall(w, x):
+    for _ in range(24):
+        x = x + jnp.sin(jnp.tanh(x @ w["in"]) @ w["out"])
+    return jnp.mean(x**2)
+
+
+def a_budget_reaches_as_low_in_a_shard_map_as_on_one_device():
+    """Each device has as many rows as the one device; the least peak of the model is a tenth higher at most."""
+    rows = jnp.concatenate([X] * 32)
+    for program in (long, tall):
+        plain = mapped(lambda w, x, f=program: lax.pmean(f(w, x), "d"))
+        want = jax.jit(jax.value_and_grad(plain))(W, rows)
+        pairs = (plain, rows), (program, rows[: len(rows) // 4])
+        graphs = [aot.function(f).trace(W, x).graph for f, x in pairs]
+        planners = [Planner(Problem.of(graph).timed(Roofline(1e11, 1e10, 1e10))) for graph in graphs]
+        inside, outside = (planner.ranked[-1].peak_bytes for planner in planners)
+        assert inside <= 1.1 * outside, (program.__name__, inside, outside)
+        smallest = planners[0].ranked[-1].plan
+        assert "segments" in smallest.strategy or "division" in smallest.strategy, smallest.strategy
+        made = aot.function(plain, strategy=lambda graph, plan=smallest: plan).trace(W, rows).partition()
+        near(made.compile().value_and_grad(W, rows), want)
+        assert moves(made) == moves(plain, W, rows)
+
+
+def apart(w):
+    """The weights as values that vary, so that branches which devices choose for themselves hold no sums over them."""
+    return jax.tree.map(lambda leaf: leaf if varying(jax.typeof(leaf)) else lax.pcast(leaf, "d", to="varying"), w)
+
+
+def chosen_apart(w, x):
+    """Every device chooses for itself among branches that keep arrays of different sizes."""
+    w = apart(w)
+
+    def one(x):
+        return jnp.sum(jnp.exp(jnp.sin(jnp.tanh(x @ w["in"]))) @ jnp.sin(jnp.tanh(w["out"] @ w["out"])))
+
+    def two(x):
+        return jnp.sum(jnp.sin(jnp.exp(jnp.sin(jnp.concatenate([x, x]) @ jnp.tanh(w["in"])))))
+
+    return lax.switch(jnp.int32(3 * jnp.abs(jnp.sin(5 * x[0, 0]))), [one, two, lambda x: jnp.sum(jnp.cos(x))], x)
+
+
+def chosen_together(w, x):
+    """All devices choose one branch; it keeps values that vary and values that do not, and sums its gradients."""
+
+    def one(x):
+        return jnp.sum(jnp.exp(jnp.sin(jnp.tanh(x @ w["in"]))) @ jnp.sin(jnp.tanh(w["out"] @ w["out"])))
+
+    def two(x):
+        return jnp.sum(jnp.sin(jnp.exp(jnp.sin(jnp.concatenate([x, x]) @ jnp.tanh(w["in"])))))
+
+    return lax.cond(lax.psum(x[0, 0], "d") > 0, one, two, x)
+
+
+def chosen_in_a_loop(w, x):
+    def step(h, w):
+        is_positive = lax.psum(jnp.sum(h[0]), "d") > 0
+        return lax.cond(is_positive, lambda h: jnp.tanh(jnp.sin(h @ w)), lambda h: jnp.cos(jnp.sin(h)) @ w, h), None
+
+    return jnp.mean(lax.scan(step, x, w["blocks"])[0] ** 2)
+
+
+def a_conditional_in_a_shard_map_is_opened():
+    for program in (chosen_apart, chosen_together, chosen_in_a_loop):
+        whole = laid(program)
+        want = jax.jit(jax.value_and_grad(whole, (0, 1)))(W, X)
+        for options in ({}, {"strategy": nothing_kept}):
+            cut = aot.function(whole, argnums=(0, 1), **options)
+            made = cut.trace(W, X).partition()
+            assert "branches" in names_of(made) and "cond" not in names_of(made), program.__name__
+            near(cut.value_and_grad(W, X), want)
+        assert moves(made) == moves(whole, W, X)
+        by_jax = mapped(lambda w, x, f=program: jax.grad(f)(apart(w), x), P("d"))
+        near(mapped(lambda w, x, f=program: aot.function(f).grad(apart(w), x), P("d"))(W, X), by_jax(W, X))
+
+
+def dropped(w, x):
+    key = jax.random.fold_in(jax.random.key(1), lax.axis_index("d"))
+    h = jnp.tile(jnp.tanh(x @ w["in"]), (64, 8))
+    h = jnp.where(jax.random.bernoulli(key, 0.5, h.shape), jnp.sin(h), 0)
+    return jnp.sum((h[:, :8] @ w["out"]) ** 2)
+
+
+def a_mask_in_a_shard_map_is_kept_as_bits():
+    for how in ({}, {"check_vma": False}):
+        whole = laid(dropped, **how)
+        made = aot.function(whole).trace(W, X).partition("min_cut")
+        assert [s.shape for s in made.plan.saved if s.dtype == "uint8"] == [(256, 8)], made.plan
+        assert not [s for s in made.plan.saved if s.dtype == "bool"]
+        near(made.compile().value_and_grad(W, X), jax.jit(jax.value_and_grad(whole))(W, X))
+    near(mapped(aot.function(dropped).grad)(W, X), mapped(jax.grad(dropped))(W, X))
+
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+
+
+def head(w, x, y):
+    logits = x @ w
+    return jnp.mean(jax.nn.logsumexp(logits, axis=1) - jnp.take_along_axis(logits, y[:, None], axis=1)[:, 0])
+
+
+def rows_of_a_device_run_in_blocks_and_devices_add_up_once():
+    w, x = 0.1 * jax.random.normal(KEYS[0], (8, 1024)), jnp.concatenate([X] * 16)
+    y = jnp.arange(len(x))
+    want = jax.grad(head)(w, x, y)
+    for checks in (True, False):
+
+        def step(checks=checks, **options):
+            def own(w, x, y):
+                slope = jax.grad(lambda w: lax.pmean(aot.function(head, **options)(w, x, y), "d"))(w)
+                return slope if checks else lax.pmean(slope, "d")
+
+            into = P(), P("d"), P("d")
+            sharded = jax.shard_map(own, mesh=ROWS, in_specs=into, out_specs=P(), check_vma=checks)
+            return jax.jit(sharded).lower(w, x, y).compile()
+
+        whole = step()
+        for options in ({"tiles": {"args[1]": 8}}, {"budget": 0.4}):
+            tiled = step(**options)
+            near(tiled(w, x, y), want)
+            sums = [made.as_text().count(" all-reduce(") for made in (whole, tiled)]
+            assert sums[0] == sums[1] > 0, f"{options}: {sums} sums over devices"
+            taken = [made.memory_analysis().temp_size_in_bytes for made in (whole, tiled)]
+            assert taken[1] <= 0.5 * taken[0], f"{options}, {checks}: {taken} bytes"
+
+
+def rows_on_several_devices_are_not_put_into_blocks_in_silence():
+    x = jax.device_put(X, NamedSharding(ROWS, P("d")))
+    try:
+        aot.function(layers, tiles={"args[1]": 2}).grad(W, x)
+    except TraceError as error:
+        text = "tiles['args[1]'] names rows that lie on several devices.\nCall the function inside jax.shard_map, "
+        assert str(error) == text + "where each device has rows of its own, or leave it out."
+    else:
+        raise AssertionError("the rows were put into blocks")
 
 
 CLAIMS = [
+    rows_of_a_device_run_in_blocks_and_devices_add_up_once,
+    rows_on_several_devices_are_not_put_into_blocks_in_silence,
     every_program_has_jax_gradients_in_every_way_of_calling,
     outputs_that_vary_and_that_do_not_take_cotangents_of_their_kind,
     the_gradient_of_a_shard_map_and_second_derivatives_are_jax_s,
@@ -412,7 +667,14 @@ CLAIMS = [
     devices_may_leave_a_while_loop_one_by_one,
     a_sum_over_devices_within_a_loop_that_some_have_left_is_refused,
     while_loops_run_backwards_on_an_explicit_mesh,
-    shard_map_inside_works_and_one_warning_says_that_it_is_not_cut,
+    shard_map_inside_is_cut_and_runs_no_more_collectives,
+    what_lies_in_a_shard_map_is_cut_in_every_way_of_calling,
+    a_shard_map_without_checks_or_manual_in_part_is_cut_too,
+    a_policy_reaches_into_a_shard_map,
+    a_loop_in_a_shard_map_runs_in_segments,
+    a_budget_reaches_as_low_in_a_shard_map_as_on_one_device,
+    a_conditional_in_a_shard_map_is_opened,
+    a_mask_in_a_shard_map_is_kept_as_bits,
 ]
 
 

@@ -10,8 +10,8 @@ from jax import lax
 from jax.experimental import pallas
 
 from jointcut import aot
-from jointcut.aot.choices.limits import limit
-from jointcut.aot.fitting import searches
+from jointcut.aot.options.limits import limit
+from jointcut.aot.planning.budgets import searches
 from jointcut.partition.prices.cost import Roofline
 
 W = jnp.linspace(0.2, 0.9, 8)
@@ -80,10 +80,10 @@ PAIRS = [
 @pytest.mark.parametrize(("around", "one", "other"), PAIRS)
 def test_a_plan_is_kept_under_the_whole_program(around, one, other):
     def places(inner):
-        wanted = aot.function(around(inner), cost=COST).trace(W)._wanted(limit(0.5))
-        lookup = searches._Lookup.of(wanted)
+        wanted = aot.function(around(inner), cost=COST).trace(W).request.wanted(limit(0.5))
+        lookup = searches.Lookup.of(wanted)
         assert lookup.least is not None, "the search has a name"
-        return lookup.place, lookup.key, lookup.least.name
+        return lookup.place, lookup.key, id(lookup.least.place)
 
     first, second, again = places(one), places(other), places(one)
     assert first[0] is again[0] and first[1:] == again[1:]

@@ -193,7 +193,7 @@ def compiled_within_budgets(traced):
     top = max(default.peak_bytes, least.peak_bytes)
     for budget in ((top + least.peak_bytes) // 2, 4 * top):
         assert traced.partition(budget=budget).compile().peak_bytes <= budget
-    made = [weighed.made for weighed in traced._weighing._compiled.values()]
+    made = [aot.Cut(**vars(weighed.made)).compile() for weighed in traced.request.weighing._compiled.values()]
     assert any(c.cut.plan.runs_again for c in made)
     return made
 

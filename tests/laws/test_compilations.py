@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jointcut import aot
-from jointcut.aot.fitting.searches import forget
+from jointcut.aot.planning.budgets.searches import forget
 from jointcut.partition.prices.cost import Roofline
 
 EVENT = "/jax/core/compile/backend_compile_duration"

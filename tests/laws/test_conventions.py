@@ -11,7 +11,7 @@ from jax.scipy import special
 
 from benchmarks.eagerly import evaluate
 from jointcut import aot
-from jointcut.aot.choices.conventions import CHOICES, NAMED
+from jointcut.aot.options.conventions import CHOICES, NAMED
 from jointcut.partition.errors import TraceError
 
 TIES = [1.0, 3.0, 3.0]

@@ -18,8 +18,8 @@ from benchmarks.policies import broken, musts
 from jointcut import aot
 from jointcut.partition import Plan, Problem
 from jointcut.partition.errors import PolicyError
-from jointcut.partition.prices.policies import constraints_of
-from jointcut.partition.program import jaxprs
+from jointcut.partition.prices.constraints import constraints_of
+from jointcut.partition.program.jax import runtime
 from jointcut.partition.search.best import RATES, STRATEGIES
 from jointcut.partition.search.budget import Planner
 from oracle import assert_same
@@ -108,7 +108,7 @@ def test_a_must_holds_or_is_refused_wherever_its_value_stands(place):
             except PolicyError:
                 refused.append(demand)
                 continue
-            _, *kept = jax.jit(lambda *flat, made=made: jaxprs.evaluate(made.forward, *flat))(*made.traced.consts, x)
+            _, *kept = jax.jit(lambda *flat, made=made: runtime.evaluate(made.forward, *flat))(*made.traced.consts, x)
             is_kept = any(r.dtype == np.float32 and r.size >= x.size and bool((r == 1).all()) for r in kept)
             is_away = any(s.memory != "device" for s in made.plan.saved)
             assert is_kept is (demand is not aot.MUST_RECOMPUTE), (key, demand)

@@ -12,7 +12,7 @@ from benchmarks.derivatives.guards import GUARDS
 from benchmarks.eagerly import evaluate
 from jointcut import aot
 from jointcut.partition.errors import TraceError
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.rewrite import simplify
 from jointcut.partition.rewrite.numbers import number_of, numbers_in
 from jointcut.partition.rewrite.product import Product

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,16 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.choices.limits import Limit
-from jointcut.aot.fitting.attempts import Fitted, Weighed
-from jointcut.aot.fitting.checkpoints import in_budget
-from jointcut.partition.errors import BudgetError
+from jointcut.partition import Plan, diff
+from jointcut.partition.bodies.checkpoints import steps_again
+from jointcut.partition.errors import BudgetError, PlanError
+from jointcut.partition.plans import planfile
+from jointcut.partition.prices.cost import Roofline
 
 X, N = jnp.linspace(0.1, 1.0, 4096), jnp.int32(60)  # a carry of 16 kB, of which 128 are kept where nobody says
+
+
+ROOFLINE = Roofline(5e10, 1e10, 2e10)
 
 
 def loss(x, n):
@@ -60,22 +64,6 @@ def test_a_fraction_is_of_what_the_loop_keeps_where_nobody_says():
     assert checkpoints(traced.partition(budget=0.0).plan) == 1
 
 
-@pytest.mark.parametrize("budget", [Limit(0.0), Limit(0.001), Limit(0.3), Limit(None, 10**6), Limit(of_device=True)])
-def test_before_a_budget_is_refused_one_checkpoint_is_tried_and_so_it_is_for_the_least(budget):
-    tried = []
-
-    def search(form):
-        rows = (v.aval.shape[0] for eqn in form.closed.eqns for v in eqn.outvars if v.aval.ndim == 2)
-        tried.append(max(rows) - 1)  # one is for the sweep
-        if budget.fraction != 0.0:
-            raise BudgetError("refused")
-        return Fitted(None, Weighed(None, tried[-1], tried[-1], 0.0), ())
-
-    with nullcontext() if budget.fraction == 0.0 else pytest.raises(BudgetError):
-        assert in_budget(aot.function(loss).trace(X, N).program, budget, search).measured.peak_bytes == 1
-    assert tried[-1] == 1 and tried == sorted({*tried}, reverse=True) and len(tried) <= 5
-
-
 def test_a_budget_that_is_large_enough_changes_nothing():
     traced = aot.function(loss).trace(X, N)
     assert checkpoints(traced.partition(budget="1GB").plan) == 128
@@ -98,3 +86,84 @@ def test_two_loops_share_a_budget():
     cut = aot.function(both).trace(X, N).partition(budget="900 kB")
     assert cut.compile().peak_bytes <= 900_000
     assert {loop.checkpoints for loop in cut.plan.nested} == {checkpoints(cut.plan)}
+
+
+# ------------------------------------------------------------------------------------ a choice of the plan
+
+
+def plan_with(traced, *checkpoints):
+    return Plan.of(traced.graph, traced.partition("save_all").plan.values, checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 59, 60, 127, 128])
+def test_a_plan_may_give_a_loop_any_number_of_checkpoints(number):
+    traced = aot.function(loss).trace(X, N)
+    cut = traced.partition(plan=plan_with(traced, (0, number)))
+    assert checkpoints(cut.plan) == number and f"while_loop_backward from {number} checkpoint" in str(cut.schedule)
+    assert {v.shape[0] for v in cut.schedule.graph.values if len(v.shape) == 2} == {number + 1}  # one for the sweep
+    np.testing.assert_allclose(cut.compile().value_and_grad(X, N)[1], jax.grad(by_python)(X), rtol=2e-5, atol=1e-6)
+
+
+def test_the_planner_prices_numbers_as_alternatives_and_a_budget_takes_the_fastest_that_fits():
+    traced = aot.function(loss, cost=ROOFLINE).trace(X, N)
+    planner = traced.planner
+    cuts = [c for c in planner.menu if len(c.plan.values) == 6]
+    numbers = {dict(c.plan.checkpoints).get(0, 128): c for c in cuts}
+    assert [*numbers] == [128, 64, 32, 16, 8, 4, 2, 1]  # from the fastest
+    peaks = [c.peak_bytes for c in numbers.values()]
+    assert peaks == sorted(peaks, reverse=True) and peaks[-1] < peaks[0] / 20
+    again = [c.plan.seconds - cuts[0].plan.seconds for c in numbers.values()]
+    step = planner.model.seconds(planner.graph, planner.graph.ops[0]) / 128
+    assert again == pytest.approx([step * steps_again(128, n) for n in numbers], rel=0.1)
+    room = (peaks[1] + peaks[2]) / 2
+    chosen = planner.fastest(room)
+    assert chosen.peak_bytes <= room and 32 < dict(chosen.plan.checkpoints)[0] < 64
+
+
+def test_a_loop_of_dear_steps_keeps_its_checkpoints_longer():
+    def two(x, n):
+        dear = aot.fori_loop(0, n, lambda i, y: jnp.sin(jnp.sin(jnp.sin(jnp.sin(y)))) * 1.1, x)
+        return (aot.fori_loop(0, n, lambda i, y: y * y * 0.5, x) * dear).sum()
+
+    planner = aot.function(two, cost=ROOFLINE).trace(X, N).planner
+    dear, cheap = (op for op, _ in sorted(planner.problem.adjustable.items()))
+    kept = [dict(numbers) for numbers in planner.checkpoints.choices]
+    assert all(each.get(dear, 128) >= each[cheap] for each in kept) and kept[0].get(dear, 128) > kept[0][cheap]
+    assert planner.checkpoints.choices[-1] == ((dear, 1), (cheap, 1))
+
+
+def test_numbers_are_kept_in_the_file_of_a_plan_and_told_where_plans_differ():
+    traced = aot.function(loss).trace(X, N)
+    plan, whole = plan_with(traced, (0, 5)), plan_with(traced)
+    text = planfile.dumps(plan, traced.graph)
+    assert json.loads(text)["checkpoints"] == [{"op": 0, "number": 5}]
+    assert planfile.loads(text, traced.graph) == plan != whole
+    assert "checkpoints" not in json.loads(planfile.dumps(whole, traced.graph))
+    assert "+ loop #0 with 5 checkpoints" in str(diff(whole, plan)).splitlines()
+    assert checkpoints(traced.partition(plan=text).plan) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([(0, 0)], "gives 0 checkpoints to op 0, whose loop cannot keep them.\nGive it once: op 0 up to 128."),
+        ([(0, 129)], "gives 129 checkpoints to op 0, whose loop cannot keep them.\nGive it once: op 0 up to 128."),
+        ([(1, 4)], "gives 4 checkpoints to op 1, whose loop cannot keep them.\nGive it once: op 0 up to 128."),
+        ([(0, 2), (0, 2)], "gives 2 checkpoints to op 0, whose loop cannot keep them.\nGive it once: op 0 up to 128."),
+    ],
+)
+def test_numbers_that_a_loop_cannot_keep_are_refused(given, said):
+    with pytest.raises(PlanError) as caught:
+        plan_with(aot.function(loss).trace(X, N), *given)
+    assert str(caught.value) == f"plan.checkpoints {said}"
+
+
+def test_a_program_without_such_loops_takes_no_numbers():
+    with pytest.raises(PlanError) as caught:
+        plan_with(aot.function(lambda x: jnp.sin(x).sum()).trace(X), (0, 1))
+    what = "plan.checkpoints gives 1 checkpoint to op 0, whose loop cannot keep them."
+    assert str(caught.value) == f"{what}\nGive none: no loop here may keep fewer."
+
+
+def test_the_price_of_one_checkpoint_for_a_billion_trips_is_known_at_once():
+    assert steps_again(10**9, 1) == 10**9 * (10**9 - 3) // 2

@@ -24,11 +24,15 @@ APART = {
     "another shape": lambda x: x.reshape(2, 2).T.reshape(4) * jnp.where(x > 0, x, 0),
     "a rule": lambda x: jax.nn.relu(x) + jax.nn.silu(x),
     "a call": jax.jit(lambda x: jnp.argmax(x) + x),
+    "rows of a table": lambda x: W.T[jnp.argmax(x)] @ W,
+    "a loop of steps": lambda x: lax.scan(lambda c, w: (jnp.sin(c * w), w), x, W)[0],
+    "a branch for all": lambda x: lax.cond(W[0, 0] > 1, jnp.sin, jnp.cos, x),
 }
 MIXED = {
     "a sum over lanes": lambda x: x + lax.psum(x, "lanes"),
     "the largest of all": lambda x: x + lax.pmax(x, "lanes"),
     "from the next": lambda x: lax.ppermute(x, "lanes", [(0, 1), (1, 2), (2, 0)]),
+    "what has no rule": lambda x: x + lax.reduce(x, 0.0, lambda a, b: a + b + 0.0, (0,)),
     "all of them": lambda x: lax.all_gather(x, "lanes")[1] + x,
 }
 
@@ -58,9 +62,17 @@ def test_a_finished_lane_puts_no_nan_into_a_gradient():
 
 
 TABLE = jnp.array([5.0, 4.0, 3.0])
+
+
+def unseen(i):
+    """The same number, by an op that has no rule."""
+    return lax.reduce(jnp.asarray(i, jnp.int32)[None], jnp.int32(0), lambda a, b: a + b + 0, (0,))
+
+
 ENDS = {
     "a logarithm": lambda w, n, i: w * jnp.log((n - i) * 1.0),
-    "what is not seen to be apart": lambda w, n, i: w * jnp.log((n - i) * TABLE[i]),
+    "a table": lambda w, n, i: w * jnp.log((n - i) * TABLE[i]),
+    "what is not seen to be apart": lambda w, n, i: w * jnp.log((n - i) * TABLE[unseen(i)]),
     "a loop in the loop": lambda w, n, i: lax.fori_loop(0, n, lambda j, z: w * jnp.log((n - i) * 1.0) + z, 1.0),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import jax
@@ -66,7 +67,7 @@ def test_plan_text_and_report_tell_of_it(cut):
     assert line in report.bounds
     assert [row["recomputed"] for row in report.to_dict()["loops"]] == [len(loop.plan.recomputed)]
     text = show(cut.split.graph)
-    assert " steps x? {\n    primal %0:" in text
+    assert re.search(r" steps x\? keeps 16 at \d+ \d+ {\n    primal %0:", text)
     assert parse(text) == cut.split.graph and parse(text).nested.keys() == cut.split.graph.nested.keys()
 
 
@@ -85,6 +86,7 @@ def test_a_small_step_is_not_cut():
         ("primal %0:float32[]\n%1:float32[] = f %0 steps x2 {\nnonsense\n}", "line 3 reads 'nonsense': "),
         ("primal %0:float32[]\n%1:float32[] = f %0 steps x2 {\noutput %7\n}", "line 3 reads %7, which no line makes."),
         ("primal %0:float32[]\n%1:float32[] = f %0 steps 2 {", "line 2 ends with 'steps 2 {'."),
+        ("primal %0:float32[]\n%1:float32[] = f %0 steps x? keeps 2 {", "line 2 ends with 'steps x? keeps 2 {'."),
     ],
 )
 def test_the_text_of_a_step_that_is_wrong_is_refused_with_its_line(text, said):
@@ -113,7 +115,7 @@ def test_a_loop_is_priced_by_how_often_it_is_expected_to_run():
     assert [t.partition().plan.nested[0].trips for t in (few, many, unknown)] == [1, 200, None]
     assert "expected trips 200" in str(many.partition().plan)
     once = few.planner.common_seconds
-    assert unknown.planner.common_seconds == pytest.approx(once, rel=0.2)
+    assert unknown.planner.common_seconds == pytest.approx(16 * once, rel=0.2)  # as long as its checkpoints last
     assert many.planner.common_seconds > 150 * once
     assert not any("trips" in row.path for row in many.partition().explain(measure=False).saved)
 

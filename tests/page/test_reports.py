@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jointcut.aot.choices.limits import limit
+from jointcut.aot.options.limits import limit
 from jointcut.aot.report.report import Report
 from jointcut.partition.figures import human_bytes
 from page.browser import axe_findings

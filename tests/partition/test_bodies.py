@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from jax.extend.core import Primitive
 
-from jointcut.partition.lower import emit, memory
+from jointcut.partition.bodies import kinds
+from jointcut.partition.bodies import read as reading
+from jointcut.partition.bodies.read import read
+from jointcut.partition.lower import emit
+from jointcut.partition.lower.memory import levels
 from jointcut.partition.lower.reruns import segmentable
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.lower.verify import run
-from jointcut.partition.nesting import kinds
-from jointcut.partition.nesting import read as reading
-from jointcut.partition.nesting.read import read
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import bodies, jaxprs
+from jointcut.partition.program import bodies
+from jointcut.partition.program.jax import jaxprs, runtime
 from jointcut.partition.program.roles import Role
 from jointcut.partition.program.text import parse, show
 from jointcut.partition.search.mincut import STRATEGIES
@@ -34,7 +36,7 @@ def run_steps(*operands, program, counts, trips, reverse):
     sliced, carry, whole = operands[:s], list(operands[s : s + c]), operands[s + c :]
     rows = [None] * trips
     for i in reversed(range(trips)) if reverse else range(trips):
-        results = jaxprs.evaluate(program, *whole, *carry, *(x[i] for x in sliced))
+        results = runtime.evaluate(program, *whole, *carry, *(x[i] for x in sliced))
         carry, rows[i] = results[:c], results[c:]
     return [*map(jnp.stack, zip(*rows, strict=True)), *carry]
 
@@ -102,14 +104,14 @@ def test_a_second_kind_of_loop_is_a_class_and_a_line_in_the_table(name, strategy
     inputs = [draws.uniform(0.5, 1.5, v.aval.shape).astype(v.aval.dtype) for v in jaxprs.opened(joint)[0].invars]
     count = len(graph.role_inputs(Role.PRIMAL))
     outputs, gradients = run(halves, graph, inputs[:count], inputs[count:])
-    for got, wanted in zip([*outputs, *gradients], jaxprs.evaluate(joint, *inputs), strict=True):
+    for got, wanted in zip([*outputs, *gradients], runtime.evaluate(joint, *inputs), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_loop_that_stays_closed_is_counted_as_its_kind_says(traced, monkeypatch):
     monkeypatch.setitem(kinds.KINDS, "steps", Steps())
     eqn = next(op.payload for op in traced("scan_with_several_carries").graph.ops if op.name == "loop")
-    scan, steps = memory.body_of(eqn), memory.body_of(as_steps(eqn))
+    scan, steps = levels.body_of(eqn), levels.body_of(as_steps(eqn))
     assert scan is not None and steps is not None
     assert (steps.sizes, steps.carried, steps.stacks) == (scan.sizes, scan.carried, scan.stacks)
     assert steps.carried and steps.peak == scan.peak

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import PlanError
-from jointcut.partition.nesting.read import read
 from jointcut.partition.prices.cost import Roofline, op_seconds, recompute_seconds, saving_bytes
 from jointcut.partition.prices.flops import flops, moved_bytes
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP

@@ -20,7 +20,7 @@ from jointcut.partition.lower.verify import run
 from jointcut.partition.plans.backend import CPU, PORTABLE
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, runtime, user_source
 from jointcut.partition.program.roles import Role
 from jointcut.partition.split import split
 from oracle import STRATEGIES
@@ -112,7 +112,7 @@ def test_a_product_that_runs_again_in_a_loop_means_the_same_but_for_rounding():
             args = [some(halves.graph.values[v], draws) for v, _ in halves.graph.inputs]
             primals = len(halves.graph.role_inputs(Role.PRIMAL))
             with jax.disable_jit():
-                wanted = jaxprs.evaluate(source.joint, *args)
+                wanted = runtime.evaluate(source.joint, *args)
                 outputs, gradients = run(halves.halves, halves.graph, args[:primals], args[primals:])
             for got, want in zip((*outputs, *gradients), wanted, strict=True):
                 assert got.dtype == np.float64
@@ -126,7 +126,7 @@ def test_halves_for_xla_cpu_mean_the_same_but_for_rounding(traced):
     draws = np.random.default_rng(7)
     args = [some(halves.graph.values[v], draws) for v, _ in halves.graph.inputs]
     outputs, gradients = run(halves.on(CPU).halves, halves.graph, args[:-1], args[-1:])
-    for got, want in zip([*outputs, *gradients], jaxprs.evaluate(source.joint, *args), strict=True):
+    for got, want in zip([*outputs, *gradients], runtime.evaluate(source.joint, *args), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
@@ -169,9 +169,9 @@ def test_a_recomputed_op_keeps_the_users_scope_and_line():
     square = np.ones((4, 4), np.float32)
     backward = aot.function(scoped).trace(square, square).partition("min_cut").backward
     (sine,) = [eqn for eqn in equations(backward) if eqn.primitive.name == "sin"]
-    assert jaxprs.scope_of(sine) == "jvp(wave)"
+    assert user_source.scope_of(sine) == "jvp(wave)"
     line = scoped.__code__.co_firstlineno + 2
-    assert jaxprs.source_of(sine) == f"{__file__}:{line} (scoped)"
+    assert user_source.source_of(sine) == f"{__file__}:{line} (scoped)"
 
 
 def scoped_step(h, row):
@@ -188,8 +188,8 @@ def test_a_recomputed_op_of_a_loop_keeps_the_users_scope_and_line():
     assert recomputed
     line = scoped_step.__code__.co_firstlineno + 2
     for eqn in recomputed:
-        assert "wave" in jaxprs.scope_of(eqn)
-        assert jaxprs.source_of(eqn) == f"{__file__}:{line} (scoped_step)"
+        assert "wave" in user_source.scope_of(eqn)
+        assert user_source.source_of(eqn) == f"{__file__}:{line} (scoped_step)"
 
 
 # ------------------------------------------------------------------------------------ the shape of the halves

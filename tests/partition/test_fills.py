@@ -9,8 +9,8 @@ from jax import lax
 from jointcut import aot
 from jointcut.partition.lower import verify
 from jointcut.partition.plans.backend import GPU, PORTABLE
-from jointcut.partition.program import jaxprs
-from jointcut.partition.rewrite.habits.fills import zeros_apart
+from jointcut.partition.program.jax import jaxprs
+from jointcut.partition.rewrite.fills import zeros_apart
 
 
 def pooled(w, x):
@@ -64,6 +64,14 @@ def test_what_is_filled_is_read_by_nothing_else_and_the_numbers_are_the_same(fun
     jax.tree.map(np.testing.assert_array_equal, *runs)
 
 
+def test_the_schedule_says_which_zeros_are_apart():
+    traced = aot.function(pooled, argnums=(0, 1)).trace(*ARGS)
+    split = traced.partition("min_cut").split
+    for half in (text := str(split.on(GPU).schedule)).split("handed"):
+        assert half.count("    zeros apart float32[4,4]\n") == 1
+    assert "zeros" not in str(split.on(PORTABLE).schedule) and text.startswith("forward:\n    zeros apart")
+
+
 def test_a_step_that_fills_nothing_stays_as_it_is():
     closed = jax.make_jaxpr(lambda x: jnp.maximum(x, 0.0))(1.0)
-    assert zeros_apart(closed)[0] is closed
+    assert zeros_apart(closed, ()) is closed

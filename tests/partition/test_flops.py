@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 
 from jointcut.partition.prices.counts import PER_ELEMENT, RANDOM_NUMBER, Work, counted
 from jointcut.partition.prices.flops import flops, is_fused, jaxpr_flops, moved_bytes, work
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.program.primitives import WEIGHTS
 
 SMALL = st.integers(1, 5)

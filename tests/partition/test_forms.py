@@ -14,12 +14,12 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition.lower import verify
-from jointcut.partition.nesting.read import read
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.problem import Problem
+from jointcut.partition.plans.saved import in_cheaper_forms
 from jointcut.partition.prices.cost import Roofline
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.graph import Form, in_forms
+from jointcut.partition.program.graph import Form
+from jointcut.partition.program.jax import jaxprs, runtime
 from jointcut.partition.program.roles import Role
 from jointcut.partition.search.best import RATES
 from jointcut.partition.search.forms import before, bits, indices, results
@@ -110,7 +110,7 @@ def small(monkeypatch):
 
 def graph_of(function, *args, **options):
     traced = aot.function(function, **options).trace(*args)
-    return traced, read(traced.program.to_cut, traced.program.roles)
+    return traced, traced.program.graph
 
 
 def forced(graph):
@@ -136,7 +136,7 @@ def op_by_op(closed, *args):
             made = in_steps(jaxprs.scan_layout(eqn), eqn.params["reverse"], given)
         else:
             inputs = [jaxprs.fresh(v.aval) for v in eqn.invars]
-            made = jaxprs.evaluate(
+            made = runtime.evaluate(
                 jaxprs.build(inputs, eqn.outvars, [jaxprs.rebound(eqn, inputs, eqn.outvars)]), *given
             )
         env.update(zip(eqn.outvars, made, strict=True))
@@ -206,7 +206,7 @@ def kept(function, has_aux=False):
     """Bytes that the minimum cut keeps without forms and with them, and the forms."""
     _, graph = graph_of(function, WEIGHT, INPUTS, has_aux=has_aux)
     with_forms = formed(graph)
-    return min_cut(graph).bytes_saved, min_cut(with_forms).bytes_saved, list(in_forms(with_forms.forms))
+    return min_cut(graph).bytes_saved, min_cut(with_forms).bytes_saved, list(in_cheaper_forms(with_forms.forms))
 
 
 def test_masks_are_kept_as_bits(small):

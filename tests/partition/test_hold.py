@@ -10,8 +10,8 @@ import pytest
 from jointcut import aot
 from jointcut.aot.cache.fingerprint import fingerprint
 from jointcut.partition.plans.backend import CPU, PORTABLE
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.jaxprs import held
+from jointcut.partition.program.jax import barriers, jaxprs, runtime
+from jointcut.partition.program.jax.barriers import held
 
 ARRAYS = [
     np.array([[1.0, -0.0], [np.inf, np.nan]], np.float32),
@@ -84,10 +84,10 @@ def test_what_only_waits_is_not_copied():
 def test_an_equation_that_is_called_gives_what_it_gave():
     x = np.array([3.0, 1.0, 2.0], np.float32)
     (eqn,) = jaxprs.opened(jax.make_jaxpr(jnp.cumsum)(x))[0].eqns
-    call = jaxprs.called(eqn)
+    call = barriers.called(eqn)
     closed = jaxprs.build(eqn.invars, eqn.outvars, [call])
-    np.testing.assert_array_equal(jaxprs.evaluate(closed, x)[0], np.cumsum(x))
-    assert 'inlineable="false"' in jax.jit(lambda x: jaxprs.evaluate(closed, x)).lower(x).compile().as_text()
+    np.testing.assert_array_equal(runtime.evaluate(closed, x)[0], np.cumsum(x))
+    assert 'inlineable="false"' in jax.jit(lambda x: runtime.evaluate(closed, x)).lower(x).compile().as_text()
 
 
 def test_programs_that_hold_ours_have_an_identity():

@@ -13,8 +13,8 @@ from jointcut.partition.lower.verify import run, verify_structure
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.rules import rerunnable
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import OPEN_LOOP, TOP
+from jointcut.partition.program.jax import runtime
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.front import spread
 from jointcut.partition.search.mincut import min_cut
@@ -99,7 +99,7 @@ def test_the_smallest_plan_runs_an_inner_loop_again(function):
 def test_every_plan_of_the_front_means_what_the_joint_program_means(function):
     found = traced(function)
     w, x = normal(0, 3, 4, 4), normal(1, 5, 2, 4)
-    wanted = jaxprs.evaluate(found.joint, w, x, jnp.float32(1))
+    wanted = runtime.evaluate(found.joint, w, x, jnp.float32(1))
     for plan in plans(found):
         made = found.partition(plan=plan).split
         verify_structure(made.graph, made.halves)

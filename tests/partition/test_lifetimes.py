@@ -11,8 +11,8 @@ from jax import lax
 
 from drawn import rows
 from jointcut import aot
-from jointcut.partition.lower.lifetimes import Lifetimes, lifetimes
-from jointcut.partition.lower.replay import Replayer
+from jointcut.partition.lower.memory.lifetimes import Lifetimes, lifetimes
+from jointcut.partition.lower.memory.replay import Replayer
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.program.roles import Side
 from larger import LARGER

@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 
 from jointcut import aot
+from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import GraphError
-from jointcut.partition.nesting.read import read
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import OPEN_LOOP, STEP, TOP
+from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.program.roles import Role, Roles, Side
 
 
@@ -47,10 +47,16 @@ def test_scans_that_feed_each_other_are_one_loop(traced):
     assert sides == [["backward", "backward", "forward", "forward"]]
 
 
-@pytest.mark.parametrize("name", ["scan_of_counts_alone", "scan_in_cond"])
+@pytest.mark.parametrize("name", ["scan_of_counts_alone"])
 def test_a_scan_without_a_partner_at_its_level_stays_closed(name, traced):
     graph = traced(name).graph
     assert len(graph.loops) == 1 and OPEN_LOOP not in [op.name for op in graph.ops]
+
+
+def test_a_scan_in_a_branch_is_joined_with_that_of_the_same_branch(traced):
+    graph = traced("scan_in_cond").graph
+    assert [(loop.length, loop.rivals, loop.parent) for loop in graph.loops[1:]] == [(1, 2, 0), (1, 2, 0), (3, 0, 2)]
+    assert [op.name for op in graph.ops].count(OPEN_LOOP) == 2
 
 
 @pytest.mark.parametrize("name", PAIRED)

@@ -14,13 +14,13 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition import Plan, Roles, split
-from jointcut.partition.lower.memory import Names
-from jointcut.partition.lower.replay import Replayer, Rows
+from jointcut.partition.lower.memory.levels import Names
+from jointcut.partition.lower.memory.replay import Replayer, Rows
 from jointcut.partition.lower.schedule import schedule
 from jointcut.partition.plans.backend import PORTABLE
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import LITERAL, STEP
+from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.program.primitives import CALLS, ELEMENTWISE
 from jointcut.partition.program.roles import Side
 from jointcut.partition.search.mincut import STRATEGIES

@@ -21,7 +21,7 @@ from jointcut import aot
 from jointcut.partition.errors import PlanError
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import Verdict
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.text import parse
 from jointcut.partition.search.mincut import min_cut, minimum_cut, save_all, with_ties
 from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network, network
@@ -278,7 +278,7 @@ def kept_by_jax(traced, program):
     jaxpr, _ = jaxprs.opened(closed)
     ends = [v for v in jaxpr.outvars if not isinstance(v, jaxprs.Literal)]
     held = {*jaxpr.invars, *jaxpr.constvars, *(v for v in jaxpr.outvars[: len(outs)] if v in ends)}
-    return sum(jaxprs.aval_bytes(v.aval) for v in dict.fromkeys(ends) if v not in held)
+    return sum(abstract.aval_bytes(v.aval) for v in dict.fromkeys(ends) if v not in held)
 
 
 @pytest.mark.parametrize("name", AS_JAX)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from drawn import planned, rows
 from jointcut.partition.drawing.picture import graph_view, shared, short, timeline
 from jointcut.partition.figures import human_bytes, human_seconds
-from jointcut.partition.lower.lifetimes import lifetimes
-from jointcut.partition.lower.replay import Replayer
+from jointcut.partition.lower.memory.lifetimes import lifetimes
+from jointcut.partition.lower.memory.replay import Replayer
 from jointcut.partition.program.outline import PSEUDO, outline
 from programs import CORPUS, named
 

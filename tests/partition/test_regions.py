@@ -10,7 +10,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jointcut import aot
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.graph import TOP
+from jointcut.partition.program.jax import jaxprs, runtime, user_source
 from jointcut.partition.program.places import RESULT, SAVED, modules_of, regions_of
 from jointcut.partition.program.primitives import REGION
 from jointcut.partition.rewrite.regions import inlined
@@ -33,7 +34,7 @@ def equations(closed):
 def marks(function):
     """Of each primitive of a function how deep in regions it is: those that let it be saved, and whose result it is."""
     closed = inlined(jax.make_jaxpr(function)(X))
-    stacks = {e.primitive.name: jaxprs.scope_of(e) for e in equations(closed)}
+    stacks = {e.primitive.name: user_source.scope_of(e) for e in equations(closed)}
     kinds = ("", SAVED, RESULT)
     return {name: tuple("".join(sorted(regions_of(stack, what))) for what in kinds) for name, stack in stacks.items()}
 
@@ -53,7 +54,7 @@ def test_all_equations_of_an_opened_region_are_marked_and_copies_are_its_results
 def test_a_region_in_another_one_has_the_marks_of_both():
     inner = jax.checkpoint(lambda x: jnp.exp(jnp.sin(x)))
     outer = jax.checkpoint(lambda x: jnp.tanh(inner(jnp.cos(x))))
-    stacks = [jaxprs.scope_of(e) for e in equations(inlined(jax.make_jaxpr(outer)(X)))]
+    stacks = [user_source.scope_of(e) for e in equations(inlined(jax.make_jaxpr(outer)(X)))]
     found = [tuple("".join(sorted(regions_of(stack, what))) for what in ("", RESULT)) for stack in stacks]
     assert found == [("0", ""), ("01", ""), ("01", ""), ("01", "1"), ("0", ""), ("0", "0")]
 
@@ -74,20 +75,20 @@ def test_inputs_and_numbers_that_a_region_returns_are_no_copies():
     region = jax.checkpoint(lambda x: (x, 2.0, jnp.sin(x)))
     closed = inlined(jax.make_jaxpr(region)(X))
     assert [e.primitive.name for e in equations(closed)] == ["sin", "copy"]
-    assert jaxprs.evaluate(closed, X)[0] is X
+    assert runtime.evaluate(closed, X)[0] is X
 
 
 def test_marking_twice_marks_once():
     """A function that calls another one of ours is traced with what is marked there."""
     for region in (jax.checkpoint(lambda x: jnp.sin(x) * 2), jax.checkpoint(CLOSED["a loop"])):
         once = inlined(jax.make_jaxpr(region)(X))
-        again = inlined(jax.make_jaxpr(lambda x, once=once: jaxprs.evaluate(once, x))(X))
-        assert [jaxprs.scope_of(e) for e in equations(again)] == [jaxprs.scope_of(e) for e in equations(once)]
+        again = inlined(jax.make_jaxpr(lambda x, once=once: runtime.evaluate(once, x))(X))
+        assert [user_source.scope_of(e) for e in equations(again)] == [user_source.scope_of(e) for e in equations(once)]
 
 
 def test_the_marks_are_no_names_of_modules():
     closed = inlined(jax.make_jaxpr(jax.checkpoint(jax.named_scope("block")(lambda x: jnp.sin(x))))(X))
-    assert modules_of(jaxprs.scope_of(equations(closed)[0])) == ("jax.checkpoint", "block")
+    assert modules_of(user_source.scope_of(equations(closed)[0])) == ("jax.checkpoint", "block")
 
 
 CLOSED = {
@@ -95,7 +96,6 @@ CLOSED = {
     "a loop in a region of its own": lambda x: jnp.cos(
         jax.checkpoint(lambda y: lax.fori_loop(0, 2, lambda _, c: jnp.sin(c), y))(x)
     ),
-    "a conditional": lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
     "an effect": lambda x: (jax.debug.callback(lambda _: None, x), jnp.sin(x))[1],
 }
 
@@ -105,11 +105,28 @@ def test_a_region_stays_closed_if_it_holds(what):
     assert any(e.primitive.name == REGION for e in equations(inlined(jax.make_jaxpr(jax.checkpoint(CLOSED[what]))(X))))
 
 
+def test_a_conditional_under_a_checkpoint_is_opened_and_keeps_nothing():
+    @jax.checkpoint
+    def block(w, x):
+        return x + lax.cond(x[0, 0] > 0, lambda x: jnp.tanh(jnp.sin(x @ w) @ w), lambda x: jnp.sin(x) * jnp.exp(x), x)
+
+    def loss(w, x):
+        return jnp.sum(block(w, block(w, x)) ** 2)
+
+    cut = aot.function(loss, argnums=(0, 1)).trace(X, 2 * X).partition("min_cut")
+    graph = cut.split.graph
+    assert [op.name for op in graph.ops].count("branches") == 4
+    assert not [s for s in cut.plan.saved if graph.values[s.value].loop != TOP]
+    for sign in (1, -1):
+        got, want = (f(X, sign * X) for f in (cut.compile().value_and_grad, jax.value_and_grad(loss, (0, 1))))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+
 def test_what_stays_in_a_closed_region_is_under_a_scope_and_the_region_is_not():
     (region,) = equations(inlined(jax.make_jaxpr(jax.checkpoint(CLOSED["a loop"]))(X)))
     (inner,) = [eqn for body in jaxprs.inner_jaxprs(region) for eqn in body.eqns]
-    assert "jax.checkpoint" in jaxprs.scope_of(inner)
-    assert "jax.checkpoint" not in jaxprs.scope_of(region)
+    assert "jax.checkpoint" in user_source.scope_of(inner)
+    assert "jax.checkpoint" not in user_source.scope_of(region)
 
 
 def test_a_region_stays_closed_if_its_policy_offloads():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs
 
 ROWS, WIDTH = 6, 8
 

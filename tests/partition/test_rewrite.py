@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, runtime, user_source
 from jointcut.partition.rewrite import simplify
 
 
@@ -20,7 +20,7 @@ def names(closed):
 
 
 def same(closed, other, *args):
-    results = zip(jaxprs.evaluate(closed, *args), jaxprs.evaluate(other, *args), strict=True)
+    results = zip(runtime.evaluate(closed, *args), runtime.evaluate(other, *args), strict=True)
     return all(np.array_equal(a, b) for a, b in results)
 
 
@@ -38,8 +38,12 @@ def test_nested_calls_are_opened_and_their_names_join_the_stack():
     closed = jax.make_jaxpr(lambda x: outer(x))(1.0)
     opened = simplify.inlined(closed)
     assert names(opened) == ["sin", "mul", "add"]
-    assert [jaxprs.scope_of(eqn) for eqn in equations(opened)] == ["outer/deep/inner", "outer/deep/inner", "outer/deep"]
-    assert all("test_rewrite.py" in jaxprs.source_of(eqn) for eqn in equations(opened))
+    assert [user_source.scope_of(eqn) for eqn in equations(opened)] == [
+        "outer/deep/inner",
+        "outer/deep/inner",
+        "outer/deep",
+    ]
+    assert all("test_rewrite.py" in user_source.source_of(eqn) for eqn in equations(opened))
     assert same(closed, opened, 0.3)
 
 

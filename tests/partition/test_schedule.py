@@ -1,4 +1,4 @@
-"""A plan as steps: in which order both halves run, as text that is read back equal."""
+"""A plan as steps: in which order both halves run, as text."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ from textwrap import dedent
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 
 from jointcut.partition import Roles, split
-from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.schedule import schedule
-from jointcut.partition.lower.written import parse
 from jointcut.partition.plans.backend import CPU, PORTABLE
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.text import parse as read
-from jointcut.partition.search.mincut import STRATEGIES
-from programs import CORPUS
 
 
 def text_of(graph_text, saved, backend=CPU, lengths=None, kept_steps=None):
@@ -180,6 +175,7 @@ def test_a_loop_stacks_what_is_saved_and_its_backward_recomputes_the_rest():
         backward:
             wait %0 for %1
             again #0 exp
+            stacks after %2:float32[3] (exp)
             loop #2 stacks %11 {
                 again #4 mul
                 run #6 cos
@@ -293,53 +289,6 @@ def test_segments_are_no_longer_than_the_steps_that_are_left_for_them():
     text = text_of(LOOP, [2, 4], lengths={1: (4, 3)}, kept_steps={1: 2})
     (length,) = {line.split(" of ")[1].split()[0] for line in text.splitlines() if "segments of" in line}
     assert length == str(read(LOOP).loops[1].length - 2)
-
-
-@pytest.mark.parametrize(
-    "old, new, told",
-    [
-        (
-            "but the last 1 {",
-            "but the last 0 {",
-            "line 3 is no step: `keep %4 every 2 steps but the last 0 {`.\nWrite steps as a schedule prints them.",
-        ),
-        (
-            "but the last 1 {",
-            "but the last 9 {",
-            "line 12 closes a `keep` of all but the last 9 steps, and the loop has {L}.\nLeave out at most {M} steps.",
-        ),
-        (
-            " but the last 1",
-            "",
-            "line 12 closes `keep`, which does not hold one loop.\nWrite a `loop` into it, and nothing else.",
-        ),
-        (
-            "        loop #1 stacks %4 {\n            run #4 mul\n            run #5 sin\n        }\n    }\nhanded",
-            "    }\nhanded",
-            "line 8 closes `keep`, which does not hold one loop twice.\n"
-            "Write a `loop` into it, once as segments run it, once as its last steps do.",
-        ),
-        (
-            "after the last 1",
-            "after the last 2",
-            "line 26 closes `segments` after the last 2 steps, and here the last 1 are left out.\n"
-            "Leave out as many as `keep` does, and none in segments of segments.",
-        ),
-        (
-            " after the last 1",
-            "",
-            "line 26 closes `segments` after the last 0 steps, and here the last 1 are left out.\n"
-            "Leave out as many as `keep` does, and none in segments of segments.",
-        ),
-    ],
-)
-def test_a_text_that_keeps_other_steps_than_it_says_is_refused_by_its_line(old, new, told):
-    graph, text = read(LOOP), steps(KEPT)
-    length = graph.loops[1].length
-    assert old in text
-    with pytest.raises(PlanError) as caught:
-        parse(text.replace(old, new), graph)
-    assert str(caught.value) == told.replace("{L}", str(length)).replace("{M}", str(length - 1))
 
 
 def test_segments_are_handed_what_they_read_unless_the_backward_has_computed_it_again():
@@ -542,132 +491,3 @@ def test_inputs_are_not_listed_among_what_is_handed_over():
         backward:
             run #2 mul
         """)
-
-
-# -------------------------------------------------------------------------------------------------- read back
-
-
-@pytest.mark.parametrize("name", [program.name for program in CORPUS if "grad" not in program.lacks][::3])
-def test_a_schedule_is_read_back_equal(name, traced):
-    graph = traced(name).graph
-    for strategy in STRATEGIES.values():
-        for backend in (CPU, PORTABLE):
-            steps = schedule(Problem.of(graph, backend=backend), strategy(graph))
-            assert parse(str(steps), graph) == steps
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        (
-            "#1 exp",
-            "#1 cos",
-            "line 3 calls op #1 cos, and in the graph it is exp.\nGive the graph for which the schedule was made.",
-        ),
-        (
-            "#1 exp",
-            "#9 exp",
-            "line 3 names op #9, and the graph has 6.\nGive the graph for which the schedule was made.",
-        ),
-        (
-            "wait %0",
-            "wait %80",
-            "line 9 names value %80, and the graph has 8.\nGive the graph for which the schedule was made.",
-        ),
-        (
-            "again #0",
-            "repeat #0",
-            "line 10 is no step: `repeat #0 sin`.\nWrite steps as a schedule prints them.",
-        ),
-        ("forward:\n", "", "line 1 is `run #0 sin`, before any half began.\nBegin with `forward:`."),
-        (
-            "backward:",
-            "forward:",
-            "line 6 is `forward:` for the second time.\nWrite all of it in one place.",
-        ),
-        (
-            "handed: %3",
-            "handed: %99",
-            "line 5 names value %99, and the graph has 8.\nGive the graph for which the schedule was made.",
-        ),
-        (
-            "handed: %3 %4\n",
-            "",
-            "line 10 is the last, and a part is missing.\n"
-            "Write `forward:` with its steps, `handed:` with values, then `backward:` with its steps.",
-        ),
-        ("again #0 sin", "}", "line 10 is `}`, and no block is open.\nLeave it out."),
-        (
-            "again #0 sin",
-            "keep %0 every 2 steps {\nrun #0 sin\n}",
-            "line 12 closes `keep`, which does not hold one loop.\nWrite a `loop` into it, and nothing else.",
-        ),
-        (
-            "again #0 sin",
-            "segments of 2 steps from %0 {\nrun #0 sin\n}",
-            "line 12 closes `segments`, which do not hold a loop and its backward.\n"
-            "Write two loops into it, or a `keep` and `segments`.",
-        ),
-        (
-            "    run #1 exp\n",
-            "",
-            "line 3 needs %3:float32[8] (exp), which nothing in the forward before it computes.\n"
-            "Run what computes it first, or hand it over.",
-        ),
-        (
-            "    again #0 sin\n",
-            "",
-            "line 10 needs %2:float32[8] (sin), which nothing in the backward before it computes.\n"
-            "Run what computes it first, or hand it over.",
-        ),
-        (
-            "handed: %3 %4",
-            "handed: %3",
-            "line 7 needs %4:float32[8] (tan), which nothing in the backward before it computes.\n"
-            "Run what computes it first, or hand it over.",
-        ),
-        (
-            "handed: %3 %4",
-            "handed: %3 %4 %1",
-            "line 5 needs %1:float32[8] (an input), which nothing in the forward before it computes.\n"
-            "Run what computes it first, or hand it over.",
-        ),
-        (
-            "again #0 sin",
-            "keep %0 every 0 steps {",
-            "line 10 is no step: `keep %0 every 0 steps {`.\nWrite steps as a schedule prints them.",
-        ),
-        (
-            "    run #5 mul\n",
-            "",
-            "line 10 needs %7:float32[8] (mul), which nothing in the backward before it computes.\n"
-            "Run what computes it first, or hand it over.",
-        ),
-        (
-            "wait %0 for %6",
-            "wait %0 for %7",
-            "line 9 needs %7:float32[8] (mul), which nothing in the backward before it computes.\n"
-            "Run what computes it first, or hand it over.",
-        ),
-    ],
-)
-def test_a_text_that_does_not_fit_is_refused_with_its_line(old, new, told):
-    text = text_of(CHAIN, [3, 4])
-    assert old in text
-    with pytest.raises(PlanError) as refused:
-        parse(text.replace(old, new), read(CHAIN))
-    assert str(refused.value) == told
-
-
-def test_a_loop_that_is_never_closed_is_refused():
-    text = text_of(LOOP, [4]).replace("}\n", "")
-    with pytest.raises(PlanError) as refused:
-        parse(text, read(LOOP))
-    assert str(refused.value) == "line 6 is `handed:`, and a block is still open.\nClose it with }."
-
-
-def test_an_op_of_a_loop_stands_in_no_other():
-    text = text_of(LOOP, [4]).replace("    run #0 exp\n", "    run #0 exp\n    run #4 mul\n")
-    with pytest.raises(PlanError) as refused:
-        parse(text, read(LOOP))
-    assert str(refused.value) == "line 3 runs op #4 mul, which is of another loop.\nWrite it where the graph has it."

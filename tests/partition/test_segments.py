@@ -12,8 +12,8 @@ from jointcut.partition.errors import PlanError
 from jointcut.partition.lower.reruns import best_length, segmentable
 from jointcut.partition.lower.verify import run_backward, run_forward
 from jointcut.partition.plans.backend import CPU
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import TOP
+from jointcut.partition.program.jax import jaxprs, runtime
 from segmented import (
     PROGRAMS,
     assert_same,
@@ -139,10 +139,10 @@ def test_the_memory_of_a_long_loop_grows_as_the_root_of_its_length():
         for halves in (made.halves, in_segments(made, {1: k})):
 
             def step(*flat, halves=halves):
-                ends = jaxprs.evaluate(halves.forward, *flat)
+                ends = runtime.evaluate(halves.forward, *flat)
                 places = {"input": flat, "output": ends[:1], "saved": ends[1:]}
                 residuals = [places[r.kind][r.index] for r in halves.residuals]
-                return ends[0], jaxprs.evaluate(halves.backward, *residuals, jnp.float32(1))
+                return ends[0], runtime.evaluate(halves.backward, *residuals, jnp.float32(1))
 
             found[steps, halves is made.halves] = temp_bytes(step, *flat)
     assert found[10_000, True] > 50 * found[100, True]

@@ -13,7 +13,6 @@ from jax import lax
 from jointcut import aot
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.steps import Enter, Run, Settle, runs
-from jointcut.partition.lower.written import parse
 from jointcut.partition.plans.backend import CPU, GPU
 from jointcut.partition.program.roles import Role
 from programs import EVERY_PROGRAM, OF_EACH_KIND, named
@@ -109,14 +108,13 @@ def test_nothing_is_settled_on_a_cpu_or_where_nothing_is_computed_again():
 
 
 @pytest.mark.parametrize("name", sorted(OF_EACH_KIND)[:: 1 if EVERY_PROGRAM else 3])
-def test_the_schedule_of_every_program_is_read_back_and_runs_the_same_ops(name):
+def test_the_schedule_of_every_program_runs_the_same_ops(name):
     program = named(name)
     with program.precision():
         traced = aot.function(program.function, has_aux=program.has_aux, argnums=program.argnums).trace(
             *program.args, **program.kwargs
         )
         split = traced.partition("min_cut").split.on(GPU)
-        assert parse(str(split.schedule), split.graph) == split.schedule
         assert [*runs_of(split)] == [*runs_of(split.on(PROMPT))]
 
 

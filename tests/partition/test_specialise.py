@@ -13,7 +13,7 @@ from jax import lax
 
 from jointcut.partition import Roles, split
 from jointcut.partition.lower import verify
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, own_primitives, runtime, user_source
 from jointcut.partition.rewrite import simplify, specialise
 from oracle import cotangents, is_inexact
 from programs import CORPUS, EVERY_PROGRAM, named
@@ -81,8 +81,8 @@ def filled(values, places):
 
 def answers(closed, special, values):
     """What a program and its specialisation answer on the same values, as two lists of equal length."""
-    want = jaxprs.evaluate(closed, *values)
-    got = iter(jaxprs.evaluate(special.closed, *(values[i] for i in special.used)))
+    want = runtime.evaluate(closed, *values)
+    got = iter(runtime.evaluate(special.closed, *(values[i] for i in special.used)))
     pairs = zip(want, special.zero_outputs, strict=True)
     got = [np.zeros(x.shape, x.dtype) if zero else next(got) for x, zero in pairs]
     return want, got
@@ -210,7 +210,7 @@ def test_a_zero_is_zero_times_infinity_too_and_nothing_by_itself_below_a_line():
     closed = jax.make_jaxpr(lambda x, z: (x * z, x / (z + 1), x / z))(X, X)
     special = specialise.without(closed, [1])
     assert special.zero_outputs == (True, False, False)
-    got = jaxprs.evaluate(special.closed, jnp.full((3, 3), 2.0))
+    got = runtime.evaluate(special.closed, jnp.full((3, 3), 2.0))
     assert [float(x[0, 0]) for x in got] == [2, np.inf]
 
 
@@ -266,7 +266,7 @@ def test_where_there_is_no_rule_zeros_are_made(dtype, shape):
     special = specialised(lambda z: jnp.stack([z == jnp.zeros_like(z), z != jnp.ones_like(z)]), [0], z)
     assert special.used == ()
     assert special.zero_outputs == (False,)
-    (both,) = jaxprs.evaluate(special.closed)
+    (both,) = runtime.evaluate(special.closed)
     assert both.shape == (2, *shape) and both.all()
 
 
@@ -277,7 +277,7 @@ def test_zeros_of_64_bits_are_made_where_64_bits_are_off():
     with jax.enable_checks(False):  # the checker knows no 64 bits then
         special = specialise.without(closed, [0])
     with jax.enable_x64(True):
-        ones = [np.asarray(x) for x in jaxprs.evaluate(special.closed)]
+        ones = [np.asarray(x) for x in runtime.evaluate(special.closed)]
     assert [x.dtype for x in ones] == [np.float64] * 2
     assert all(np.all(x == 1) for x in ones)
 
@@ -289,7 +289,7 @@ def test_zeros_of_an_explicit_sharding_are_made():
         special = specialise.without(jax.make_jaxpr(jnp.cos)(z), [0])
         (out,) = jaxprs.opened(special.closed)[0].outvars
         assert out.aval.sharding.spec == jax.P("i", None)
-        assert np.all(np.asarray(jax.jit(partial(jaxprs.evaluate, special.closed))()[0]) == 1)
+        assert np.all(np.asarray(jax.jit(partial(runtime.evaluate, special.closed))()[0]) == 1)
 
 
 def test_zeros_are_made_once_and_where_they_are_read():
@@ -300,8 +300,8 @@ def test_zeros_are_made_once_and_where_they_are_read():
     special = specialised(function, [0], X)
     assert tops(special) == ["broadcast_in_dim", "cos", "exp", "add"]
     eqns = jaxprs.opened(special.closed)[0].eqns
-    assert [jaxprs.scope_of(eqn) for eqn in eqns] == ["here"] * 4
-    assert all("test_specialise.py" in jaxprs.source_of(eqn) for eqn in eqns)
+    assert [user_source.scope_of(eqn) for eqn in eqns] == ["here"] * 4
+    assert all("test_specialise.py" in user_source.source_of(eqn) for eqn in eqns)
 
 
 def test_a_result_of_cond_is_zero_if_it_is_in_every_branch():
@@ -366,10 +366,10 @@ def test_custom_rules_are_looked_into_and_kept():
 
 
 def test_a_linear_map_of_zeros_is_zero():
-    rules = jaxprs.LinearRules(
+    rules = own_primitives.LinearRules(
         lambda residuals, linear: linear, lambda rs, xs: [rs[0] * xs[0]], lambda rs, cts: cts, lambda: None
     )
-    linear = jaxprs.linear_primitive("scaled")
+    linear = own_primitives.linear_primitive("scaled")
     closed = jax.make_jaxpr(lambda x, z: linear.bind(x, z, rules=rules, num_residuals=1))(X, X)
     assert specialise.without(closed, [1]).zero_outputs == (True,)
     assert specialise.without(closed, [0]).zero_outputs == (False,)
@@ -390,7 +390,7 @@ def test_effects_stay(where, capfd):
     special = specialise.without(jax.make_jaxpr(around[where])(X), [0])
     assert special.zero_outputs == (True,)
     assert special.used == ()
-    jax.jit(partial(jaxprs.evaluate, special.closed))()
+    jax.jit(partial(runtime.evaluate, special.closed))()
     jax.effects_barrier()
     assert capfd.readouterr().out == "saw 0.0\n" * (3 if where == "in a loop" else 1)
 
@@ -405,7 +405,7 @@ def test_references_and_keys_are_never_left_out():
     assert special.used == (0, 1)
     assert special.zero_outputs == (True, False)
     ref = jax.new_ref(jnp.asarray(X))
-    jaxprs.evaluate(special.closed, ref, jax.random.key(0))
+    runtime.evaluate(special.closed, ref, jax.random.key(0))
     np.testing.assert_array_equal(ref[...], X)
 
 
@@ -421,7 +421,7 @@ def test_a_loop_on_a_reference_stays_whole():
     special = specialise.without(jaxprs.build(jaxpr.invars, jaxpr.outvars, jaxpr.eqns), [2])
     ref = jax.new_ref(jnp.zeros(3))
     assert special.used == (0, 1)
-    jaxprs.evaluate(special.closed, ref, X)
+    runtime.evaluate(special.closed, ref, X)
     np.testing.assert_allclose(ref[...], X.sum(0), atol=1e-6)
 
 
@@ -432,7 +432,7 @@ def test_cotangents_of_integers_are_handed_on_without_numbers():
     closed = jax.make_jaxpr(lambda x, z: (first(x, z), z))(X, nothing)
     special = specialise.without(closed, [1])
     assert (special.used, special.zero_outputs) == ((0,), (False, True))
-    np.testing.assert_array_equal(jax.jit(partial(jaxprs.evaluate, special.closed))(X)[0], X * 2)
+    np.testing.assert_array_equal(jax.jit(partial(runtime.evaluate, special.closed))(X)[0], X * 2)
 
 
 def test_a_call_with_constants_of_its_own_stays_whole():

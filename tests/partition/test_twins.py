@@ -4,7 +4,7 @@ import pytest
 
 from jointcut import aot
 from jointcut.partition import parse, show
-from jointcut.partition.plans.twins import in_order, twins
+from jointcut.partition.plans.matching import in_order, twins
 from jointcut.partition.search.mincut import min_cut, save_all
 from programs import CORPUS
 

@@ -271,7 +271,7 @@ def test_hooks_that_differ_in_a_default_alone_have_backwards_of_their_own():
     def scaled_by(number):
         return [lambda ct, by=number: ct * by, lambda ct, *, by=number: ct * by]
 
-    taped = aot.tape(lambda x, hook: jnp.sum(aot.on_cotangent(x * x, hook)))
+    taped = aot.tape(lambda x, hook: jnp.sum(aot.on_cotangent(x * x, hook, traced=True)))
     for first, second in zip(scaled_by(2.0), scaled_by(3.0), strict=True):
         assert [taped.grad(jnp.float32(1), hook) for hook in (first, second)] == [4.0, 6.0]
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jointcut import aot
+from jointcut.partition.lower.steps import Run
+from jointcut.partition.plans.backend import CPU, GPU, PORTABLE
 
 W = jnp.array([[0.2, 0.5], [0.3, -0.4]])
 B = jnp.array([0.1, -0.2])
@@ -106,6 +108,30 @@ def test_a_parameter_has_its_hooks_called_as_soon_as_its_gradient_is_complete(de
     assert log == ["second", "second is complete", "h", "first"]
 
 
+@pytest.mark.parametrize("strategy", ["save_all", "min_cut", "best"])
+def test_every_plan_s_schedule_calls_them_so_and_its_graph_keeps_the_order_of_jax(strategy):
+    log = []
+    note = noting(log)
+
+    @aot.function(argnums=(0, 1), strategy=strategy)
+    def loss(first, second, x):
+        first = aot.on_cotangent(first, note("first"))
+        second = aot.on_cotangent(second, note("second"))
+        return jnp.sum(jnp.cos(jnp.sin(x @ first) @ second))
+
+    loss.grad(W, W, X)
+    jax.effects_barrier()
+    assert log == ["second", "first"]
+    split = loss.trace(W, W, X).partition(strategy).split
+    for backend in (CPU, GPU, PORTABLE):
+        steps = split.on(backend).schedule.backward
+        names = [split.graph.ops[step.op].name for step in steps if isinstance(step, Run)]
+        assert "dot_general" in names[names.index("io_callback") :]
+    first, second = (n for n, op in enumerate(split.graph.ops) if op.name == "io_callback")
+    assert not any(op.name == "dot_general" for op in split.graph.ops[first:])
+    assert split.graph.ops[second].inputs != split.graph.ops[first].inputs
+
+
 def test_in_the_steps_of_a_loop_a_hook_is_called_once_for_each():
     log = []
 
@@ -145,25 +171,26 @@ def test_a_hook_that_raises_ends_the_call():
 
 
 def test_a_traced_hook_is_part_of_the_program():
-    taped = aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), lambda g: jnp.clip(g, -0.5, 0.5))))
+    taped = aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), lambda g: jnp.clip(g, -0.5, 0.5), traced=True)))
     np.testing.assert_allclose(taped.grad(W), 0.5 * jnp.cos(W), rtol=1e-6)
     assert "jointcut_hook" not in taped.captures[0].text
 
 
 @pytest.mark.parametrize(
-    ("hook", "is_traced"),
+    ("hook", "told", "is_traced"),
     [
-        (lambda g: 2 * g, True),
-        (lambda g: jnp.where(g > 0, g, 0), True),
-        (jax.jit(lambda g: g), True),
-        (lambda g: g if float(g.sum()) > 0 else -g, False),
-        (lambda g: SEEN.append(g), False),
-        (lambda g: None, False),
+        (lambda g: jnp.where(g > 0, g, 0), True, True),
+        (lambda g: None, True, True),
+        (jax.jit(lambda g: g), False, True),
+        (aot.Hook(lambda g: 2 * g, traced=True), False, True),
+        (lambda g: 2 * g, False, False),
+        (lambda g: g if float(g.sum()) > 0 else -g, False, False),
+        (lambda g: SEEN.append(g), False, False),
     ],
 )
-def test_what_is_traced(hook, is_traced):
+def test_a_hook_is_traced_where_it_is_told_and_called_back_elsewhere(hook, told, is_traced):
     SEEN.clear()
-    taped = aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), hook)))
+    taped = aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), hook, traced=told)))
     taped.grad(W)
     assert ("jointcut_hook" not in taped.captures[0].text) is is_traced
     assert all(not isinstance(x, jax.core.Tracer) for x in SEEN)
@@ -172,11 +199,21 @@ def test_what_is_traced(hook, is_traced):
 SEEN: list[jax.Array] = []
 
 
+@pytest.mark.parametrize("way", [aot.tape, aot.function, jax.grad])
+def test_a_hook_that_is_told_to_be_traced_and_cannot_be_says_so(way):
+    def loss(w):
+        return jnp.sum(aot.on_cotangent(jnp.sin(w), lambda g: g if g.sum() > 0 else -g, traced=True))
+
+    made = way(loss)
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(made)(W) if way is jax.grad else made.grad(W)
+
+
 def test_a_hook_is_the_same_when_it_is_written_anew():
     @aot.tape
     def loss(w, x):
         limit = 0.5
-        return jnp.sum(aot.on_cotangent(jnp.sin(w * x), lambda g: g * limit))
+        return jnp.sum(aot.on_cotangent(jnp.sin(w * x), lambda g: g * limit, traced=True))
 
     for x in (1.0, 2.0):
         loss.grad(W, x)
@@ -187,10 +224,10 @@ def test_arrays_that_a_hook_closes_over_are_inputs():
     @aot.tape
     def loss(w, x):
         largest = jnp.max(x)
-        w = aot.post_accumulate(w, lambda g: g + largest)
+        w = aot.post_accumulate(w, lambda g: g + largest, traced=True)
         with aot.saved_arrays(lambda x: x - largest, lambda x: x + largest):
             h = jnp.sin(w)
-        return jnp.sum(aot.on_cotangent(h, lambda g: g * largest))
+        return jnp.sum(aot.on_cotangent(h, lambda g: g * largest, traced=True))
 
     for x in (1.0, 2.0, 3.0):
         np.testing.assert_allclose(loss.grad(W, jnp.full(2, x)), x * jnp.cos(W) + x, rtol=1e-5)

@@ -39,7 +39,7 @@ def check(value):
 
 IN_VMAP = (
     "The hook noted at FILE is called back, once for each cotangent, which jax.vmap cannot do for a batch of them.\n"
-    "Set it outside of jax.vmap, on the batch; or let JAX trace it: see aot.on_cotangent."
+    "Set it outside of jax.vmap, on the batch; or let JAX trace it: aot.on_cotangent(..., traced=True)."
 )
 
 REFUSALS = {
@@ -199,7 +199,7 @@ REFUSALS = {
         lambda: _released(_by_norm, sweeps=2, hook=keeps),
         "value_and_update with two sweeps goes back twice, but the hook keeps at FILE is called back, and would "
         "see each cotangent twice.\n"
-        "Remove it, or let JAX trace it: see aot.Hook.",
+        "Remove it, or let JAX trace it: aot.on_cotangent(..., traced=True).",
     ),
     "an update of argument 1": (
         lambda: aot.function(jnp.dot, argnums=1).value_and_update(X, (), X, update=_by_norm),

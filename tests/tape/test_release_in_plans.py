@@ -134,7 +134,7 @@ def test_all_ways_of_running_a_step_give_what_plain_jax_gives(how):
 def test_a_report_is_of_the_step_with_its_update():
     cut = traced().partition()
     totals = cut.explain(measure=False).totals
-    assert abs(totals.peak_bytes / cut.compile().peak_bytes - 1) < 0.05
+    assert abs(totals.peak_bytes / cut.compile().peak_bytes - 1) < 0.1
     sizes = sum(x.nbytes for x in jax.tree.leaves((layers(), ADAM.init(layers()), X)))
     assert sizes <= totals.fixed_bytes <= sizes + 64
 

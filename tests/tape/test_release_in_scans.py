@@ -13,7 +13,7 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.aot.update.slices import Slice
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, runtime
 from jointcut.partition.rewrite import simplify
 from programs import named
 
@@ -202,7 +202,7 @@ def test_a_hook_that_is_traced_runs_in_the_scan_and_another_sees_the_whole_gradi
 
     def loss(hook):
         def hooked(w, x):
-            w = aot.post_accumulate(w, hook)
+            w = aot.post_accumulate(w, hook, traced=hook is clipped)
             return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0] ** 2)
 
         return aot.tape(hooked)
@@ -265,9 +265,9 @@ def slice_of(function, *arrays):
     if made is None:
         return None
     read = [*made.sliced, *made.whole]
-    values = jaxprs.evaluate(jaxprs.build(jaxpr.invars, read, jaxpr.eqns), *arrays)
+    values = runtime.evaluate(jaxprs.build(jaxpr.invars, read, jaxpr.eqns), *arrays)
     cut, whole = values[: len(made.sliced)], values[len(made.sliced) :]
-    return [jaxprs.evaluate(made.program, *(x[i] for x in cut), *whole)[0] for i in range(len(arrays[0]))]
+    return [runtime.evaluate(made.program, *(x[i] for x in cut), *whole)[0] for i in range(len(arrays[0]))]
 
 
 G = jnp.arange(24.0).reshape(2, 3, 4)

@@ -141,7 +141,7 @@ def traced_hooks(p, xs):
     """A hook on each state reads an array of its step."""
     h = jnp.zeros(3)
     for x in xs:
-        h = aot.on_cotangent(jnp.tanh(p @ h + x), half_and(x))
+        h = aot.on_cotangent(jnp.tanh(p @ h + x), half_and(x), traced=True)
     return jnp.sum(h)
 
 
@@ -151,6 +151,7 @@ def call_hooks(p, xs):
         lambda p, h, x: jnp.tanh(p @ h + x),
         pre_hook=lambda ct: 2 * ct,
         post_hook=lambda grads, ct: (grads[0], grads[1] + ct, None),
+        traced=True,
     )
     h = p[0]
     for x in xs:
@@ -232,7 +233,7 @@ def test_arrays_that_hooks_of_blocks_read_are_inputs():
     def loss(p, xs, factor):
         h = jnp.ones(3)
         for x in xs:
-            h = aot.on_cotangent(jnp.tanh(p @ h + x), scaled_by(factor))
+            h = aot.on_cotangent(jnp.tanh(p @ h + x), scaled_by(factor), traced=True)
         return jnp.sum(h)
 
     rolled, plain = aot.tape(loss, roll=True), aot.tape(loss)
@@ -269,7 +270,7 @@ def test_a_second_derivative_goes_through_the_loop_and_parameters_of_its_blocks(
 def packed(p, xs):
     h = jnp.zeros(3)
     for x in xs:
-        with aot.saved_arrays(lambda x: x * 2, lambda x: x / 2):
+        with aot.saved_arrays(lambda x: x * 2, aot.Hook(lambda x: x / 2, traced=True)):
             h = jnp.tanh(p @ h + x)
     return jnp.sum(h)
 
@@ -303,7 +304,7 @@ def test_random_loops_have_the_gradients_of_jax(ops, lengths, end):
                 elif op == "scale":
                     h = h / (1 + jnp.sum(h**2))
                 elif op == "hook":
-                    h = aot.on_cotangent(h * 1.5, lambda g: 0.5 * g)
+                    h = aot.on_cotangent(h * 1.5, lambda g: 0.5 * g, traced=True)
                 elif op == "own":
                     h = h * p["own"][k]
                 else:

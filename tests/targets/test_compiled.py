@@ -16,9 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks.account import RESULTS, read
 from compilers import FOLDER
 from jointcut import aot
-from jointcut.aot.choices.target import Target
-from jointcut.aot.report.table import of_account
-from jointcut.aot.run.compile import BY_LIBRARIES, ON_H200, compiled_unseen
+from jointcut.aot.options.target import ON_H200, Target
+from jointcut.aot.planning.size_search import MOST_COMPILED
+from jointcut.aot.report.tabular import of_account
+from jointcut.aot.run.compile import BY_LIBRARIES, compiled_unseen
+from jointcut.aot.run.runnable import Runnable
 from jointcut.partition.errors import BudgetError, RoomError, TargetError
 
 
@@ -93,6 +95,16 @@ def test_a_budget_is_held_by_its_account(h100):
         assert (error.least_bytes or 0) > 0.6 * plain  # the compiler keeps little of its own accord
     else:
         assert cut.compile().activation_bytes <= 0.6 * plain
+
+
+def test_the_largest_size_is_held_by_its_account_after_four_compilations(h100, monkeypatch):
+    steps, compile_one = [], Runnable.compile
+    monkeypatch.setattr(Runnable, "compile", lambda self, count: (steps.append(self), compile_one(self, count))[1])
+    ws, batch = SCANNED[0], aot.shapes("b, 256", "float32")
+    found = aot.largest(scanned, "b", "200MB", ws, batch, target=h100)
+    assert 1 <= len(steps) <= MOST_COMPILED
+    assert 170_000_000 <= found.peak_bytes <= 200_000_000
+    assert found.cut.compile().peak_bytes == found.peak_bytes
 
 
 def test_a_step_without_room_on_a_tpu_is_refused_in_words_and_weighed_for_a_report():

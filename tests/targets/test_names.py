@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jointcut import aot
-from jointcut.aot.choices import compilers
+from jointcut.aot.options import compilers
 from jointcut.partition.errors import TargetError
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.targets import ATTAINED, CHIPS, chip_of
@@ -174,7 +174,8 @@ def test_a_sharding_on_devices_that_are_here_is_kept(monkeypatch):
 
 def test_a_budget_above_the_memory_is_logged(caplog, monkeypatch):
     traced = aot.function(loss, target="l4").trace(*ARGS)
-    monkeypatch.setattr(type(traced), "_within", lambda self, budget: budget)
+    answer = traced.request.answered("min_cut")
+    monkeypatch.setattr(type(traced.request), "within", lambda self, budget, *_: answer)
     with caplog.at_level(logging.WARNING, "jointcut"):
         traced.partition(budget="20GB")
         assert caplog.messages == []

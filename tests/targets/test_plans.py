@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.aot.stages import offloading
+from jointcut.aot.planning import offloading
 from jointcut.partition.lower import verify
 from jointcut.partition.plans.backend import Backend
-from jointcut.partition.program.jaxprs import opened
+from jointcut.partition.program.jax.jaxprs import opened
 from jointcut.wrappers.arguments.tree import Statics, bind
 from oracle import assert_same, is_inexact
 from programs import CORPUS, EVERY_PROGRAM

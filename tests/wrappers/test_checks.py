@@ -14,7 +14,7 @@ from jax.experimental import io_callback
 
 from jointcut.partition import Roles, split
 from jointcut.partition.lower.verify import run_forward
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import runtime
 from jointcut.wrappers.built_in.checks import first_nonfinite, is_finite
 from jointcut.wrappers.built_in.culprit import Culprit
 
@@ -25,7 +25,7 @@ def searched(function, *args):
     """The culprit of one call, and whether the call's results are finite."""
     program = jax.make_jaxpr(function)(*args)
     flat = jax.tree.leaves(args)
-    results = jaxprs.evaluate(program, *flat)
+    results = runtime.evaluate(program, *flat)
     found = first_nonfinite(program, flat)
     assert found is None or not is_finite(results)
     return found

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jointcut.partition.errors import CallError
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, runtime
 from jointcut.wrappers import stack
 from jointcut.wrappers.arguments.tree import Statics, bind
 from jointcut.wrappers.built_in.alias import AliasWrapper
@@ -170,7 +170,7 @@ def test_a_function_of_references_behaves_as_itself(function, start, x, nested):
     assert not consts
     wrapper = RefsWrapper(jaxprs.build(inner.invars, inner.outvars, inner.eqns))
     convention = Convention(slots(bound.paths(), bound.leaves), ())
-    target = wrapper.pre_compile(Target(functools.partial(jaxprs.evaluate, closed), convention))
+    target = wrapper.pre_compile(Target(functools.partial(runtime.evaluate, closed), convention))
     assert not any(map(jaxprs.touches_references, jaxprs.opened(wrapper.pure)[0].eqns))
     assert target.convention.states == (() if function is only_read else (0,))
     call = wrapper.post_compile(target.function, target)

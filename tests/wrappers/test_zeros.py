@@ -12,7 +12,7 @@ import pytest
 from jax.custom_derivatives import SymbolicZero
 
 from jointcut import aot
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs
 from jointcut.wrappers.built_in.zeros import Backwards
 
 W, V = jnp.linspace(-0.5, 0.6, 12).reshape(4, 3), jnp.linspace(0.2, -0.3, 6).reshape(3, 2)

@@ -9,9 +9,9 @@ Files, in reading order:
 
     paths: Name the parts of a call as the user reaches them.
     fixed: Keep leaves that are not arrays out of programs: functions, strings, flags, numbers of Equinox modules.
-    adapters: Know the writable objects of each library: how they are taken apart, built, written and filled anew.
+    adapters: Take apart, build, write and refill the writable objects of each library.
     objects: Take writable objects apart into arrays, and write the new arrays back.
-    copies: Refuse a function that writes to a copy of an object, or write back what it writes.
+    originals: Refuse a function that writes to a copy of an object, or write its changes back.
     containers: Find array-like objects and the arrays that belong to them.
     tree: Flatten one call, and build it again.
 """

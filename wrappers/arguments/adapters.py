@@ -1,4 +1,4 @@
-"""Know the writable objects of each library: how they are taken apart, built, written and filled anew.
+"""Take apart, build, write and refill the writable objects of each library.
 
 Each library has an adapter, which is used only if that library is imported.
 """
@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import jax
 from jax.tree_util import GetAttrKey, SequenceKey
 
-from jointcut.partition.program.jaxprs import is_tracer
+from jointcut.partition.program.jax.runtime import is_tracer
 
 
 class Adapter(Protocol):
-    """How the objects of one library are taken apart, built and written."""
+    """The functions that take apart, build and write the objects of one library."""
 
     def owns(self, x: Any) -> bool:
         """Whether this is such an object."""
@@ -27,11 +27,11 @@ class Adapter(Protocol):
         ...
 
     def split(self, objects: Sequence[Any]) -> tuple[Hashable, list[Any]]:
-        """The form of some objects, without arrays, and a tree of arrays for each; a shared array is in the first."""
+        """Return the form of some objects, and a tree of arrays for each; a shared array is in the first tree."""
         ...
 
     def merge(self, form: Any, parts: Sequence[Any]) -> Sequence[Any]:
-        """New objects of a form, with these arrays."""
+        """Return new objects of a form, with these arrays."""
         ...
 
     def update(self, objects: Sequence[Any], parts: Sequence[Any], written: Sequence[Any]) -> None:
@@ -39,11 +39,11 @@ class Adapter(Protocol):
         ...
 
     def numbered(self, objects: Sequence[Any]) -> Any:
-        """The parts of objects with their numbers, by which objects of the same form know each other's parts."""
+        """Return the parts of objects with numbers; objects of one form give equal numbers to matching parts."""
         ...
 
     def form_since(self, objects: Sequence[Any], numbered: Any) -> Any:
-        """The form of objects, which says of each part what number it had in `numbered`."""
+        """Return the form of objects, with the number that each part had in `numbered`."""
         ...
 
     def refill(self, objects: Sequence[Any], form: Any, parts: Sequence[Any]) -> None:
@@ -51,7 +51,7 @@ class Adapter(Protocol):
         ...
 
     def ends(self, x: Any) -> list[tuple[str, Any]]:
-        """The writable parts of an object, with their paths from the object, such as `.bn.mean`."""
+        """Return the writable parts of an object, with their paths from the object, such as `.bn.mean`."""
         ...
 
 
@@ -64,24 +64,24 @@ class ObjectNode:
         self.names, self.children = names, children
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        """Attributes and positions as the keys by which a user reaches them."""
+        """Return the children with the keys by which a user reaches them: attributes or positions."""
         keys = [SequenceKey(n) if isinstance(n, int) else GetAttrKey(str(n)) for n in self.names]
         return list(zip(keys, self.children, strict=True)), self.names
 
     @classmethod
     def tree_unflatten(cls, names: tuple[Any, ...], children: Any) -> ObjectNode:
-        """The same node with other children."""
+        """Return the same node with other children."""
         return cls(names, tuple(children))
 
     @classmethod
     def of(cls, tree: Any) -> Any:
-        """Nested mappings as parts; everything else as it is."""
+        """Return nested mappings as nodes; return any other tree unchanged."""
         if not isinstance(tree, Mapping):
             return tree
         return cls(tuple(tree), tuple(map(cls.of, tree.values())))
 
     def items(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """The path and value of everything below this node that is not a `ObjectNode`."""
+        """Yield the path and value of everything below this node that is not an `ObjectNode`."""
         for name, child in zip(self.names, self.children, strict=True):
             if isinstance(child, ObjectNode):
                 yield from (((name, *path), end) for path, end in child.items())
@@ -101,43 +101,43 @@ class NnxObjects:
         return self.nnx.graph.is_graph_node(x) and not isinstance(x, jax.Ref) and not is_tracer(x)
 
     def keeps(self, x: Any) -> bool:
-        """An `nnx.State` is a tree of arrays, as for `jax.jit`."""
+        """Whether it is an `nnx.State`, a tree of arrays, as for `jax.jit`."""
         return isinstance(x, self.nnx.State)
 
     def split(self, objects: Sequence[Any]) -> tuple[Hashable, list[Any]]:
-        """As `nnx.split` of all objects together, which finds what they share."""
+        """Split all objects together, like `nnx.split`, which finds their shared parts."""
         form, state = self.nnx.split(tuple(objects))
         return form, [ObjectNode.of(dict(state).get(i, {})) for i in range(len(objects))]
 
     def merge(self, form: Any, parts: Sequence[Any]) -> Sequence[Any]:
-        """As `nnx.merge`."""
+        """Build objects like `nnx.merge`."""
         return self.nnx.merge(form, self._state(dict(self._items(parts))))
 
     def update(self, objects: Sequence[Any], parts: Sequence[Any], written: Sequence[Any]) -> None:
-        """As `nnx.update`, which refuses an object of another trace."""
+        """Update objects like `nnx.update`, which refuses an object of another trace."""
         flags = (any(jax.tree.leaves(flag)) for _, flag in self._items(written))
         ends = {path: end for (path, end), on in zip(self._items(parts), flags, strict=True) if on}
         self._refuse_foreign(objects, ends.keys())
         self.nnx.update(tuple(objects), self._state(ends))
 
     def numbered(self, objects: Sequence[Any]) -> Any:
-        """By the order of `nnx.split`."""
+        """Number the parts in the order of `nnx.split`."""
         numbers = self.nnx.graph.RefMap()
         self.nnx.graph.flatten(tuple(objects), ref_index=numbers)
         return numbers
 
     def form_since(self, objects: Sequence[Any], numbered: Any) -> Any:
-        """As what `nnx.jit` returns of its arguments."""
+        """Return the form like `nnx.jit` does for its arguments."""
         return self.nnx.graph.flatten(tuple(objects), ref_outer_index=numbered)[0]
 
     def refill(self, objects: Sequence[Any], form: Any, parts: Sequence[Any]) -> None:
-        """As `nnx.jit` does with its arguments."""
+        """Refill the objects like `nnx.jit` does with its arguments."""
         self._refuse_foreign(objects, None)
         known = {number: part for part, number in self.numbered(objects).items()}
         self.nnx.graph.unflatten(form, self._state(dict(self._items(parts))), outer_index_outer_ref=known)
 
     def ends(self, x: Any) -> list[tuple[str, Any]]:
-        """Its variables."""
+        """Return the variables of an object."""
         _, (part,) = self.split((x,))
         return [(_way(path[1:]), end) for path, end in self._items([part])]
 
@@ -152,7 +152,7 @@ class NnxObjects:
         return self.nnx.from_flat_state(ends) if ends else self.nnx.State({})
 
     def _refuse_foreign(self, objects: Sequence[Any], paths: Collection[tuple[Any, ...]] | None) -> None:
-        """Raise `Foreign` for a variable, of all or of those at `paths`, made outside of the current transformation."""
+        """Raise `Foreign` for a variable from outside of the current transformation; `paths` limits the variables."""
         _, state = self.nnx.split(tuple(objects))
         live = dict(self._items([ObjectNode.of(dict(state).get(i, {})) for i in range(len(objects))]))
         for path in live if paths is None else paths:
@@ -172,7 +172,7 @@ _nnx: list[NnxObjects] = []
 
 
 def adapters() -> Sequence[Adapter]:
-    """The adapters of the imported libraries."""
+    """Return the adapters of the imported libraries."""
     if not _nnx and (nnx := sys.modules.get("flax.nnx")) is not None and hasattr(nnx, "State"):
         _nnx.append(NnxObjects(nnx))
     return _nnx

@@ -2,8 +2,8 @@
 
 A *container* is an object that acts as an array: its class is a registered pytree with `shape` and `dtype`, or with
 `__jax_array__` (a sparse `BCOO`, an int8 array with its scale, an `nnx.Param`). Containers can be nested. JAX flattens
-them itself. This file finds which arrays belong together and how their class names them, and which of them a gradient
-keeps. An object with `__jax_array__` that is no pytree enters as its array.
+them itself. This file finds the arrays that belong together, the names that their class gives them, and the arrays that
+a gradient keeps. An object with `__jax_array__` that is not a pytree enters as its array.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.program.jaxprs import is_tracer
+from jointcut.partition.program.jax.runtime import is_tracer
 from jointcut.wrappers.arguments.paths import Marker, part_names
 from jointcut.wrappers.metadata.schemas import Meta, PlainTensorMeta, SubclassCreationMeta, plain_metas
 from jointcut.wrappers.record import class_name
@@ -34,7 +34,7 @@ def register_container(kind: type, *, structure: Sequence[str] = ()) -> None:
     """Name the parts of a container that are positions and not values, such as indices.
 
     A gradient's container has the same positions, as in `jax.experimental.sparse.grad`. The gradient of other integers
-    is a `float0` zero, as in `jax.vjp`. Raises `CallError` for a class that is no pytree.
+    is a `float0` zero, as in `jax.vjp`. Raises `CallError` for a class that is not a pytree.
     """
     if not isinstance(kind, type) or not jax.tree_util.default_registry.is_node(kind):
         cure = "Register it first, with jax.tree_util.register_dataclass or register_pytree_with_keys_class."
@@ -51,7 +51,7 @@ def needs_opening(leaf: Any) -> bool:
 
 
 def opened(leaf: Any) -> Any:
-    """The array of an object with `__jax_array__`, anything else as it is."""
+    """Return the array of an object with `__jax_array__`; return any other leaf unchanged."""
     return leaf.__jax_array__() if needs_opening(leaf) else leaf
 
 
@@ -59,12 +59,12 @@ def opened(leaf: Any) -> Any:
 
 
 def metas(tree: Any, plains: Sequence[PlainTensorMeta]) -> tuple[Meta, ...]:
-    """The plain arrays and containers of a tree; `plains` describe its flat leaves."""
+    """Return the plain arrays and containers of a tree; `plains` describe its flat leaves."""
     return tuple(meta for _, meta in _walk("", tree, list(plains), 0))
 
 
 def _walk(name: str, tree: Any, plains: list[PlainTensorMeta], start: int) -> Iterator[tuple[str, Meta]]:
-    """Outermost containers and plain arrays, with their names."""
+    """Yield outermost containers and plain arrays, with their names."""
     data = tree.node_data()
     if data is None:
         yield name, plains[start]
@@ -104,7 +104,7 @@ def is_container_class(kind: type, tree: Any) -> bool:
 
 
 def kept_structure(tree: Any) -> frozenset[int]:
-    """Flat positions of the arrays that are the same in an argument and its gradient."""
+    """Return the flat positions of the arrays that are the same in an argument and its gradient."""
     return frozenset(i for meta in _placed(tree) for i in _structure(meta))
 
 
@@ -120,13 +120,13 @@ def _structure(meta: Meta) -> Iterator[int]:
 
 
 def inside(tree: Any) -> frozenset[int]:
-    """Flat positions of the arrays in containers of a tree."""
+    """Return the flat positions of the arrays in containers of a tree."""
     found = (meta for meta in _placed(tree) if isinstance(meta, SubclassCreationMeta))
     return frozenset(plain.unwrapped_idx for meta in found for plain in plain_metas(meta))
 
 
 def held_by(tree: Any, kind: type) -> list[int]:
-    """Flat positions of the leaves below nodes of a class."""
+    """Return the flat positions of the leaves below nodes of a class."""
     positions: list[int] = []
 
     def walk(node: Any, start: int) -> None:

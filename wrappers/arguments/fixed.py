@@ -4,8 +4,8 @@ Such a leaf is *fixed*: a program is made for its value, as for a static argumen
 `Fixed`, a node without leaves, so that all leaves are arrays. Two calls share a program if their fixed leaves are
 equal. A leaf without a hash is equal to itself alone; this is logged once for each class.
 
-JAX's transformations keep a Python number as it is; only `jax.jit` makes it an array. Likewise, a flag is always fixed,
-and an integer is fixed inside a transformation. In an Equinox module every Python number is fixed, as in Equinox's own
+JAX's transformations keep a Python number; only `jax.jit` makes it an array. Likewise, a flag is always fixed, and an
+integer is fixed inside a transformation. In an Equinox module every Python number is fixed, as in Equinox's own
 `filter_jit` and `filter_grad`.
 """
 
@@ -22,7 +22,8 @@ import jax
 import numpy as np
 
 from jointcut.partition.errors import CallError, TraceError, message
-from jointcut.partition.program.jaxprs import is_reference, is_tracer
+from jointcut.partition.program.jax.abstract import is_reference
+from jointcut.partition.program.jax.runtime import is_tracer
 from jointcut.wrappers.arguments.paths import Paths
 from jointcut.wrappers.record import Record
 
@@ -50,16 +51,16 @@ class Fixed(Record):
         object.__setattr__(self, "_key", (type(self.value), _key(self.value)))
 
     def __eq__(self, other: object) -> bool:
-        """Whether a program for one fits the other; `1`, `1.0` and `True` differ."""
+        """Whether a program for one leaf fits the other; `1`, `1.0` and `True` differ."""
         return isinstance(other, Fixed) and bool(self._key == other._key) and self.has_zero == other.has_zero
 
     def __hash__(self) -> int:
-        """By type and value."""
+        """Hash type and value."""
         return hash(self._key)
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to it."""
+        """The gradient for this leaf."""
         return np.zeros((), jax.dtypes.float0) if self.has_zero else None
 
 
@@ -89,10 +90,10 @@ def _key(value: Any) -> Any:
 
 
 def fixed(tree: Any, integers: bool, paths: Paths) -> tuple[Any, bool]:
-    """A call with each leaf that is not an array as a `Fixed` node, and whether there is any.
+    """Return a call with each leaf that is not an array as a `Fixed` node, and whether there is any such leaf.
 
-    With `integers` these are fixed too. Raises `CallError` for a leaf whose `==` returns no bool, so that calls could
-    not be compared.
+    With `integers`, integers are fixed too. Raises `CallError` for a leaf whose `==` does not return a bool, since
+    calls could not be compared.
     """
 
     def kept(leaf: Any) -> Fixed | None:
@@ -107,7 +108,7 @@ def fixed(tree: Any, integers: bool, paths: Paths) -> tuple[Any, bool]:
 
 
 def fixed_results(tree: Any) -> Any:
-    """A result with each leaf that is not an array as a `Fixed` node; Python numbers only in an Equinox module.
+    """Return a result with each leaf that is not an array as a `Fixed` node; Python numbers only in Equinox modules.
 
     Raises `TraceError` for a leaf that holds a traced value, as a closure may.
     """
@@ -124,7 +125,10 @@ def fixed_results(tree: Any) -> Any:
 
 
 def _marked(tree: Any, kept: Callable[[Any], Fixed | None]) -> tuple[Any, bool]:
-    """A tree with what `kept` makes of its leaves, and whether it made anything; modules have a rule of their own."""
+    """Replace leaves by the nodes that `kept` returns; modules have their own rule.
+
+    Return the tree, and whether any leaf was replaced.
+    """
     module = _module_class()
 
     def in_module(x: Any) -> bool:
@@ -142,7 +146,7 @@ def _marked(tree: Any, kept: Callable[[Any], Fixed | None]) -> tuple[Any, bool]:
 
 
 def _each(module: Any) -> tuple[Any, bool]:
-    """A module with its numbers and whatever is not an array as `Fixed` nodes, and whether there is any."""
+    """Return a module with numbers and leaves that are not arrays as `Fixed` nodes, and whether there are any."""
     leaves, structure = jax.tree.flatten(module)
     flags = [isinstance(x, _NUMBERS) or not _is_array_like(x) for x in leaves]
     if not any(flags):
@@ -159,7 +163,7 @@ def _holds_traced(value: Any) -> bool:
     """Whether a function closes over a traced value, or an object has one among its attributes."""
     cells = getattr(value, "__closure__", None) or ()
     attributes = [getattr(value, name, None) for name in ("__dict__", "args", "keywords")]
-    filled = [cell.cell_contents for cell in cells if cell != types.CellType()]  # equal to it: not filled yet
+    filled = [cell.cell_contents for cell in cells if cell != types.CellType()]  # an empty cell equals `CellType()`
     return any(map(is_tracer, jax.tree.leaves([filled, attributes])))
 
 
@@ -185,7 +189,7 @@ def _refuse_incomparable(tree: Any, paths: Paths) -> None:
 
 
 def inside_modules(tree: Any) -> list[Any]:
-    """The leaves in Equinox modules of a tree."""
+    """Return the leaves in Equinox modules of a tree."""
     module = _module_class()
     if module is None:
         return []
@@ -204,15 +208,15 @@ def stand_in(tree: Any) -> bool:
 
 
 def released(tree: Any) -> Any:
-    """The tree with each fixed leaf replaced by its value."""
+    """Return the tree with each fixed leaf replaced by its value."""
     return jax.tree.map(lambda x: x.value if is_fixed(x) else x, tree, is_leaf=is_fixed)
 
 
 def gradients(tree: Any) -> Any:
-    """A tree of gradients, with each fixed leaf replaced by its gradient."""
+    """Return a tree of gradients, with each fixed leaf replaced by its gradient."""
     return jax.tree.map(lambda x: x.gradient if is_fixed(x) else x, tree, is_leaf=is_fixed)
 
 
 def _module_class() -> type | None:
-    """Equinox's `Module`, or None if Equinox is not imported."""
+    """Return Equinox's `Module`, or None if Equinox is not imported."""
     return getattr(sys.modules.get("equinox"), "Module", None)

@@ -2,10 +2,10 @@
 
 A Flax NNX module, its random streams, an `nnx.Optimizer` or a metric holds arrays and is written in place. A program
 takes and returns arrays. So a call *takes apart* such an object: its arrays become leaves of a `Taken` node. The user's
-function gets a new object, built from these arrays. The arrays that it writes there are further results, the *states*.
-They are written to the caller's object after the program has run. Where the function adds or removes parts, all arrays
-of the objects are results, and the caller's objects are filled anew. An array that several objects share enters once,
-and has one gradient.
+function gets a new object, built from these arrays. The arrays that the function writes to it are further results, the
+*states*. They are written to the caller's object after the program has run. If the function adds or removes parts, all
+arrays of the objects are results, and the caller's objects are refilled. An array that several objects share enters
+once, and has one gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jointcut.wrappers.arguments.paths import Paths
 
 
 @dataclass(frozen=True)
-class _Form:
+class _CommonForm:
     """The common form of all objects of one adapter in a call; only the first object has it."""
 
     place: int
@@ -37,17 +37,17 @@ class _Form:
 class Taken:
     """An object that was taken apart: its arrays, and its form without them."""
 
-    def __init__(self, part: Any, form: _Form) -> None:
-        """Made by `taken_apart`."""
+    def __init__(self, part: Any, form: _CommonForm) -> None:
+        """Call `taken_apart` instead."""
         self.part, self.form = part, form
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], _Form]:
-        """One child, whose key is not shown."""
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], _CommonForm]:
+        """Return one child, whose key is not shown."""
         return [(_Hidden(), self.part)], self.form
 
     @classmethod
-    def tree_unflatten(cls, form: _Form, children: Any) -> Taken:
-        """The same object with other arrays."""
+    def tree_unflatten(cls, form: _CommonForm, children: Any) -> Taken:
+        """Return the same object with other arrays."""
         return cls(children[0], form)
 
 
@@ -74,14 +74,14 @@ def put(x: Any, array: Any) -> None:
 
 @dataclass(frozen=True)
 class LiveObjects:
-    """The objects of one adapter in a call, in order, and their parts with numbers, where they were built anew."""
+    """The objects of one adapter in a call, in order, and the numbered parts of newly built objects."""
 
     adapter: Adapter
     objects: tuple[Any, ...]
     numbered: Any = None
 
     def shared(self) -> tuple[tuple[int, str], tuple[int, str]] | None:
-        """The first variable that two objects share: for each, its number and the path of the variable."""
+        """Return the first variable that two objects share: each object's number, and the variable's path in it."""
         known: dict[int, tuple[int, str]] = {}
         for k, x in enumerate(self.objects):
             mine = self.adapter.ends(x)
@@ -93,7 +93,7 @@ class LiveObjects:
 
 
 def taken_apart(tree: Any) -> tuple[Any, tuple[LiveObjects, ...]]:
-    """The tree with each writable object replaced by a `Taken`, and these objects."""
+    """Return the tree with each writable object replaced by a `Taken`, and the objects."""
     known = adapters()
     if not known:
         return tree, ()
@@ -110,13 +110,13 @@ def taken_apart(tree: Any) -> tuple[Any, tuple[LiveObjects, ...]]:
         objects = tuple(leaves[i] for i in places)
         form, parts = adapter.split(objects)
         for k, (i, part) in enumerate(zip(places, parts, strict=True)):
-            leaves[i] = Taken(part, _Form(k, form if k == 0 else None))
+            leaves[i] = Taken(part, _CommonForm(k, form if k == 0 else None))
         live.append(LiveObjects(adapter, objects))
     return (jax.tree.unflatten(structure, leaves), tuple(live)) if live else (tree, ())
 
 
 def built(tree: Any) -> tuple[Any, tuple[LiveObjects, ...]]:
-    """The tree with each `Taken` replaced by a new object, and these objects."""
+    """Return the tree with each `Taken` replaced by a new object, and the new objects."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_taken)
     places = [i for i, leaf in enumerate(leaves) if _is_taken(leaf)]
     if not places:
@@ -130,7 +130,7 @@ def built(tree: Any) -> tuple[Any, tuple[LiveObjects, ...]]:
 
 
 def is_known(x: Any) -> bool:
-    """Whether a library with an adapter handles this: it is written back, or is a plain tree of arrays."""
+    """Whether a library with an adapter handles an object: it is written back, or is a plain tree of arrays."""
     return any(a.owns(x) or a.keeps(x) for a in adapters())
 
 
@@ -140,18 +140,18 @@ def stand_in(tree: Any) -> bool:
 
 
 def paths_of(tree: Any, paths: Paths) -> list[str]:
-    """The paths of the objects of a call that were taken apart."""
+    """Return the paths of the objects of a call that were taken apart."""
     return [path for path, _ in paths.nodes(tree, _is_taken)]
 
 
 def inside(tree: Any) -> list[Any]:
-    """The leaves in objects that were taken apart."""
+    """Return the leaves in objects that were taken apart."""
     nodes = jax.tree.leaves(tree, is_leaf=_is_taken)
     return [leaf for node in nodes if _is_taken(node) for leaf in jax.tree.leaves(node)]
 
 
 def tree_of_arrays(tree: Any) -> Any:
-    """The tree with each object that was taken apart replaced by the tree of its arrays."""
+    """Return the tree with each object that was taken apart replaced by the tree of its arrays."""
     whole = jax.tree.unflatten(tree, range(tree.num_leaves))
     return jax.tree.structure(jax.tree.map(lambda x: x.part if _is_taken(x) else x, whole, is_leaf=_is_taken))
 
@@ -165,9 +165,9 @@ def _is_taken(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class Grown:
-    """What a function made of the objects of a call whose structure it changed: their form, and their tree of arrays.
+    """The new form and tree of arrays of the objects of a call, after a function changed their structure.
 
-    `paths` are the user's paths of these arrays.
+    `paths` are the user's paths of the arrays.
     """
 
     form: Any
@@ -176,7 +176,7 @@ class Grown:
 
 
 def grown(tree: Any, live: Sequence[LiveObjects], paths: Paths) -> tuple[Grown, list[Any]] | None:
-    """What a function made of objects, with their arrays; None if it changed nothing but arrays.
+    """Return the new structure of objects, with their arrays; None if a function changed only arrays.
 
     `tree` is the call with `Taken` nodes.
     """
@@ -192,7 +192,7 @@ def grown(tree: Any, live: Sequence[LiveObjects], paths: Paths) -> tuple[Grown, 
 
 
 def states(given: Sequence[Any], tree: Any, live: Sequence[LiveObjects], paths: Paths) -> dict[int, Any]:
-    """The arrays that a function wrote to objects, by flat position in the call.
+    """Return the arrays that a function wrote to objects, by flat position in the call.
 
     `tree` is the call with `Taken` nodes, `given` are the arrays that the objects were built from. Raises `TraceError`
     if an array has another shape or dtype.
@@ -215,8 +215,8 @@ def states(given: Sequence[Any], tree: Any, live: Sequence[LiveObjects], paths: 
 def write(live: Sequence[LiveObjects], tree: Any, written: Any, paths: Paths) -> None:
     """Write new arrays to the caller's objects.
 
-    `tree` is the call with `Taken` nodes and all arrays, `written` the same tree of flags: whether each array is new.
-    Raises `CallError` for an object that must not be written inside the current transformation.
+    `tree` is the call with `Taken` nodes and all arrays; `written` is the same tree with flags: whether each array is
+    new. Raises `CallError` for an object that must not be written inside the current transformation.
     """
     parts, flags = ([node.part for _, node in paths.nodes(t, _is_taken)] for t in (tree, written))
     for group in live:
@@ -225,7 +225,7 @@ def write(live: Sequence[LiveObjects], tree: Any, written: Any, paths: Paths) ->
 
 
 def refill(live: Sequence[LiveObjects], tree: Any, form: Grown, arrays: Sequence[Any], paths: Paths) -> None:
-    """Fill the caller's objects with what a function made of them; raises as `write` does."""
+    """Fill the caller's objects with their new structure and arrays; raises like `write`."""
     for group in live:
         with _refusing_foreign(tree, paths):
             group.adapter.refill(group.objects, form.form, jax.tree.unflatten(form.tree, arrays))

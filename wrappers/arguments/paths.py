@@ -14,17 +14,17 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, keystr, tree_flatten_wi
 class Paths:
     """Paths in calls `(args, kwargs)` without their static arguments: `args[0]['w']`, `kwargs['mask']`.
 
-    `dynamic` are the original positions of the arguments that remain.
+    `dynamic` are the original positions of the arguments that are not static.
     """
 
     dynamic: Sequence[int]
 
     def leaves(self, tree: Any) -> list[str]:
-        """The path of each leaf of a call."""
+        """Return the path of each leaf of a call."""
         return [self._of(keys) for keys in leaf_keys(tree)]
 
     def nodes(self, tree: Any, wanted: Callable[[Any], bool]) -> list[tuple[str, Any]]:
-        """Path and node of each node for which `wanted` is true; such a node is not searched further."""
+        """Return path and node of each node for which `wanted` is true; such a node is not searched further."""
         nodes, _ = tree_flatten_with_path(tree, is_leaf=wanted)
         return [(self._of(keys), node) for keys, node in nodes if wanted(node)]
 
@@ -36,12 +36,12 @@ class Paths:
 
 
 def tree_paths(name: str, tree: Any) -> tuple[str, ...]:
-    """The path of each leaf of a tree, such as `result['loss']`."""
+    """Return the path of each leaf of a tree, such as `result['loss']`."""
     return tuple(name + keystr(keys) for keys in leaf_keys(jax.tree.unflatten(tree, range(tree.num_leaves))))
 
 
 def leaf_keys(tree: Any) -> list[tuple[Any, ...]]:
-    """The keys of each leaf; the attribute name where a class gave JAX only a number, as `BCOO` does."""
+    """Return the keys of each leaf; if a class gives JAX only a number, like `BCOO`, use the attribute name."""
     leaves, structure = tree_flatten_with_path(tree)
     named = [list(keys) for keys, _ in leaves]
 
@@ -62,11 +62,11 @@ def leaf_keys(tree: Any) -> list[tuple[Any, ...]]:
 
 
 class Marker:
-    """A distinct object in the place of a leaf, by which its attribute is found."""
+    """A distinct object in the place of a leaf, to find the leaf's attribute."""
 
 
 def part_names(tree: Any) -> list[str]:
-    """The name of each child of a node in its class: attribute, key or position."""
+    """Return the name of each child of a node in its class: attribute, key or position."""
     leaf = jax.tree.structure(0)
     places = [Marker() for _ in tree.children()]
     registry = jax.tree_util.default_registry

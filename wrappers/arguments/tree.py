@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from jointcut.partition.errors import CallError, TraceError, choices, message
-from jointcut.partition.program.jaxprs import is_reference, is_tracer, tracing
+from jointcut.partition.program.jax.abstract import is_reference
+from jointcut.partition.program.jax.runtime import is_tracer, tracing
 from jointcut.wrappers.arguments import containers, fixed, objects
 from jointcut.wrappers.arguments.containers import needs_opening, opened
 from jointcut.wrappers.arguments.objects import LiveObjects
@@ -67,14 +68,14 @@ class Bound:
     static_args: tuple[tuple[int, Any], ...]
     static_kwargs: tuple[tuple[str, Any], ...]
     spans: tuple[range, ...] = field(compare=False)
-    duplicates: Mapping[int, int] = field(default_factory=dict)  # position of a leaf to the first of the same array
+    duplicates: Mapping[int, int] = field(default_factory=dict)  # maps a leaf to the first leaf of the same array
     has_objects: bool = field(default=False, compare=False)  # whether leaves were objects with `__jax_array__`
     has_fixed: bool = field(default=False, compare=False)  # whether the tree holds leaves that are not arrays
     has_taken: bool = field(default=False, compare=False)  # whether the tree holds objects that were taken apart
     live: tuple[LiveObjects, ...] = field(default=(), compare=False, repr=False)  # the caller's objects, taken apart
 
     def rebuilt(self, leaves: Iterable[Any]) -> tuple[tuple[list[Any], dict[str, Any]], tuple[LiveObjects, ...]]:
-        """The arguments of the call, with other leaves, and the new writable objects among them."""
+        """Return the arguments of the call, with other leaves, and the new writable objects among them."""
         call, live = jax.tree.unflatten(self.tree, leaves), ()
         if self.has_taken:
             call, live = objects.built(call)
@@ -86,7 +87,7 @@ class Bound:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `jax.jit` could take the call as it is: only arrays, and each once."""
+        """Whether `jax.jit` could take the call unchanged: it has only arrays, each once."""
         return not (self.has_objects or self.holds_more or self.duplicates)
 
     @property
@@ -95,7 +96,7 @@ class Bound:
         return self.has_fixed or self.has_taken
 
     def paths(self) -> list[str]:
-        """The path of each leaf: `args[0]['w']`, `kwargs['mask']`."""
+        """Return the path of each leaf: `args[0]['w']`, `kwargs['mask']`."""
         return list(self._paths)
 
     @cached_property
@@ -103,7 +104,7 @@ class Bound:
         return Paths(self.dynamic).leaves(self.rebuild_places())
 
     def input_info(self, wanted: Collection[int] = (), donated: Collection[int] = ()) -> tuple[InputAliasInfo, ...]:
-        """Return a record of each leaf, with what is known before the function is traced.
+        """Return a record of each leaf, with the facts known before the function is traced.
 
         `wanted` (differentiated) and `donated` are positions of leaves.
         """
@@ -130,7 +131,7 @@ class Bound:
             objects.write(self.live, arrays, written, Paths(self.dynamic))
 
     def refill(self, form: objects.Grown, arrays: Sequence[Any]) -> None:
-        """Fill the caller's objects with what the function made of them; raises as `write` does."""
+        """Fill the caller's objects with their new structure and arrays; raises like `write`."""
         objects.refill(self.live, self.rebuild_places(), form, arrays, Paths(self.dynamic))
 
     @property
@@ -161,7 +162,7 @@ class Bound:
             raise CallError(message(second, what, "Pass what they share once, or take it out of argnums."))
 
     def gradients(self, leaves: Sequence[Any]) -> list[Any]:
-        """The gradients of all positional arguments in their trees; None for a static one."""
+        """Return the gradients of all positional arguments in their trees; None for a static argument."""
         call = jax.tree.unflatten(self.tree, leaves)
         if self.has_taken:
             call, _ = objects.built(call)
@@ -171,7 +172,7 @@ class Bound:
         return trees
 
     def rebuild_places(self) -> Any:
-        """The arguments that are not static, with each leaf replaced by its position."""
+        """Return the arguments that are not static, with each leaf replaced by its position."""
         return jax.tree.unflatten(self.tree, range(len(self.leaves)))
 
     @cached_property
@@ -181,7 +182,7 @@ class Bound:
 
     @cached_property
     def structure(self) -> frozenset[int]:
-        """Positions of the leaves that are the same in a container and its gradient: the indices of a `BCOO`."""
+        """Positions of the leaves that are the same in a container and its gradient, as the indices of a `BCOO`."""
         return containers.kept_structure(self.tree)
 
     @property
@@ -190,11 +191,11 @@ class Bound:
         return jax.tree.unflatten(self.tree, self.leaves)
 
     def abstract(self) -> Bound:
-        """The same call with shapes instead of arrays, so that it keeps no array alive."""
+        """Return the same call with shapes instead of arrays, so that it keeps no array alive."""
         return replace(self, leaves=tuple(map(struct, self.leaves)), live=())
 
     def copied(self) -> Bound:
-        """The same call with copies of NumPy arrays, whose owner may write them before a backward reads them.
+        """Return the same call with copies of NumPy arrays, since their owner may write them before the backward.
 
         The copies are NumPy arrays as well: JAX copies asynchronously, and does not copy an aligned array at all.
         """
@@ -209,13 +210,13 @@ class Bound:
 
     @property
     def statics(self) -> tuple[tuple[str, type, Any], ...]:
-        """Path, type and value of each static argument; by type, since `1`, `1.0` and `True` are equal."""
+        """Path, type and value of each static argument; the type counts, since `1`, `1.0` and `True` are equal."""
         named = [(f"args[{i}]", v) for i, v in self.static_args]
         named += [(f"kwargs[{k!r}]", v) for k, v in self.static_kwargs]
         return tuple((path, type(value), value) for path, value in named)
 
     def leaves_of(self, argnums: Sequence[int], argnames: Sequence[str]) -> frozenset[int]:
-        """Positions of the leaves of these arguments."""
+        """Return the positions of the leaves of these arguments."""
         positions = {i for n in argnums if n < len(self.spans) for i in self.spans[n]}
         named = self.tree.children()[1]
         start = self.tree.num_leaves - named.num_leaves
@@ -232,7 +233,7 @@ class Bound:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """For each leaf its position among `unique`."""
+        """The position of each leaf among `unique`."""
         return places(len(self.leaves), self.duplicates)
 
     @property
@@ -250,8 +251,8 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any], statics: Statics) -> Bound
     """Flatten a call.
 
     Objects that can be written are taken apart (`arguments.objects`), and leaves that are not arrays are fixed
-    (`arguments.fixed`). An integer is fixed inside a transformation, where JAX would keep it as it is. Raises
-    `TraceError` for a leaf that JAX cannot take, `CallError` for a call that no program can be made for.
+    (`arguments.fixed`). An integer is fixed inside a transformation, where JAX would not make it an array. Raises
+    `TraceError` for a leaf that JAX cannot take, and `CallError` for a call that no program can be made for.
     """
     if statics.refuse is not None:
         statics.refuse(args)
@@ -297,7 +298,7 @@ def _refuse(bound: Bound) -> None:
 
 
 def duplicates(leaves: Sequence[Any]) -> dict[int, int]:
-    """Positions of arrays that are at an earlier position already, each with the first one."""
+    """Map the positions of repeated arrays to the position of the first occurrence."""
     if len(set(map(id, leaves))) == len(leaves):
         return {}
     first: dict[int, int] = {}
@@ -306,13 +307,13 @@ def duplicates(leaves: Sequence[Any]) -> dict[int, int]:
 
 
 def places(count: int, duplicates: Mapping[int, int]) -> tuple[int, ...]:
-    """For each of `count` leaves its position among those that are no duplicates."""
+    """Return, for each of `count` leaves, its position among the distinct leaves."""
     known: dict[int, int] = {}
     return tuple(known.setdefault(duplicates.get(i, i), len(known)) for i in range(count))
 
 
 def _has_identity(leaf: Any) -> bool:
-    """Whether a leaf is an array that is known by identity; false for Python numbers."""
+    """Whether a leaf is an array with an identity; false for Python numbers."""
     return isinstance(leaf, jax.Array | np.ndarray | jax.Ref) or is_tracer(leaf)
 
 
@@ -342,12 +343,12 @@ def is_array_like(leaf: Any) -> bool:
 
 
 def is_given_up(leaf: Any) -> bool:
-    """Whether a leaf is an array that was donated to a call, and holds nothing any more."""
+    """Whether a leaf is an array that was donated to a call, and whose memory is gone."""
     return isinstance(leaf, jax.Array) and not is_tracer(leaf) and leaf.is_deleted()
 
 
 def refuse_given_up(bound: Bound) -> None:
-    """Raise `CallError` for a call with an array that was donated to an earlier one."""
+    """Raise `CallError` for a call with an array that was donated to an earlier call."""
     for path, leaf in zip(bound.paths(), bound.leaves, strict=True):
         if is_given_up(leaf):
             what = "holds nothing any more: its memory was given up to an earlier call, which donates that argument."
@@ -359,7 +360,7 @@ def refuse_given_up(bound: Bound) -> None:
 
 
 def struct(leaf: Any) -> Any:
-    """The type that a program is lowered for: shape, dtype, weak type, and the sharding of a placed array."""
+    """Return the type that a program is lowered for: shape, dtype, weak type, and the sharding of a placed array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     aval = jax.typeof(leaf)
@@ -379,7 +380,7 @@ def _key(leaf: Any) -> Any:
 
 
 def _spans(tree: Any, count: int, statics: Statics) -> tuple[range, ...]:
-    """For each of `count` positional arguments the positions of its leaves; none for a static one."""
+    """Return the positions of the leaves of each of `count` positional arguments; a static argument has none."""
     children = iter(tree.children()[0].children())
     spans, start = [], 0
     for i in range(count):

@@ -1,8 +1,8 @@
-"""Let an array that is passed twice enter once; return inputs as they are.
+"""Let an array that is passed twice enter once, and return inputs without a copy.
 
 An array at two places of the arguments enters a program once, and is differentiated at each place separately. An output
-that is an input, or an earlier output, is not returned by the program, since XLA would copy it. A `TensorAlias` says
-which array it is, and the caller gets that array.
+that is an input, or an earlier output, is not returned by the program, since XLA would copy it. A `TensorAlias` names
+the array, and the caller gets this array.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.partition.errors import CallError, message
-from jointcut.partition.program.jaxprs import Literal
+from jointcut.partition.program.jax.jaxprs import Literal
 from jointcut.wrappers.arguments.tree import Bound, places
 from jointcut.wrappers.metadata.schemas import InputAliasInfo, TensorAlias
 from jointcut.wrappers.wrapper import Target
@@ -34,14 +34,14 @@ class AliasWrapper:
         return {i: info.duplicate_of for i, info in enumerate(self.inputs) if info.duplicate_of is not None}
 
     def pre_compile(self, target: Target) -> Target:
-        """The same function; its inputs are the distinct arrays."""
+        """Return the same function, with the distinct arrays as inputs."""
         pairs = zip(target.convention.inputs, self.inputs, strict=True)
         entering = tuple(slot for slot, info in pairs if info.duplicate_of is None)
         convention = replace(target.convention, inputs=entering)
         return replace(target, convention=convention, places=places(len(self.inputs), self.duplicates))
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call that raises `CallError` if arrays that were one when traced are distinct now."""
+        """Return a call that raises `CallError` if arrays that were one array at the trace are distinct now."""
         del target
         duplicates = self.duplicates
 
@@ -57,14 +57,14 @@ class AliasWrapper:
 
 
 def repeated(outputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """Positions of outputs that are the same object as an earlier one, each with that of the first."""
+    """Return the positions of repeated outputs, each with the position of the first occurrence."""
     first: dict[int, int] = {}
     positions = [first.setdefault(id(output), i) for i, output in enumerate(outputs)]
     return tuple((i, j) for i, j in enumerate(positions) if i != j)
 
 
 def returnable(arguments: Sequence[Any], donated: Collection[int]) -> dict[Any, int]:
-    """Variables of the arguments that may be handed back, each with its first position.
+    """Return the variables of the arguments that may be handed back, each with its first position.
 
     An array that is donated at any of its positions is gone after the call.
     """
@@ -75,9 +75,9 @@ def returnable(arguments: Sequence[Any], donated: Collection[int]) -> dict[Any, 
 def handed_back(
     returnable: Mapping[Any, int], outputs: Sequence[Any], repeated: Iterable[tuple[int, int]]
 ) -> dict[int, TensorAlias]:
-    """Outputs of a jaxpr that are arguments or `repeated`, by position: they stay out of the compiled program.
+    """Return, by position, the outputs of a jaxpr that the program does not return: arguments and `repeated` outputs.
 
-    Equal outputs that the function computed twice are two arrays, though XLA may merge them: the caller may donate one.
+    Equal outputs that the function computed twice are two arrays, since the caller may donate one; XLA may merge them.
     """
     aliases = {i: TensorAlias("output", j) for i, j in repeated}
     pairs = [(i, var) for i, var in enumerate(outputs) if not isinstance(var, Literal)]
@@ -85,7 +85,7 @@ def handed_back(
 
 
 def inserted(results: Sequence[Any], aliases: Mapping[int, TensorAlias], leaves: Sequence[Any]) -> list[Any]:
-    """A program's results with the outputs that it did not return; `leaves` are the arguments."""
+    """Add the outputs that a program did not return to its results; `leaves` are the arguments."""
     outputs = list(results)
     for i, alias in sorted(aliases.items()):
         outputs.insert(i, leaves[alias.alias] if alias.source == "input" else outputs[alias.alias])
@@ -93,5 +93,5 @@ def inserted(results: Sequence[Any], aliases: Mapping[int, TensorAlias], leaves:
 
 
 def as_array(x: Any) -> Any:
-    """The JAX array that a program would return for an argument."""
+    """Return the JAX array that a program would return for an argument."""
     return x if isinstance(x, jax.Array) else jnp.asarray(x.copy() if isinstance(x, np.ndarray) else x)

@@ -2,14 +2,14 @@
 
 Inside a user's `jax.grad`, `jax.vmap` or `jax.jit` a decorated function is one call with its own rules:
 
-- `jax.grad` says which inputs are differentiated. The joint program is cut for these, the forward half runs, and a
-  linear map gives the tangents. Reverse mode transposes this map into the backward half. Forward mode (`jax.jvp`,
+- `jax.grad` tells the differentiated inputs. The joint program is cut for these, the forward half runs, and a linear
+  map gives the tangents. Reverse mode transposes this map into the backward half. Forward mode (`jax.jvp`,
   `jax.jacfwd`) differentiates the function itself.
 - `jax.vmap` makes a new program with one more axis, which is cut when it is differentiated.
 - A function with effects is differentiated when the direction is known, so that its effects happen once.
 
-So reverse, forward and mixed modes work to any order, mapped or not. The halves themselves are JAX's to differentiate,
-unless they are given derivatives of their own, as in `half`.
+So reverse, forward and mixed modes work to any order, mapped or not. JAX differentiates the halves themselves, unless
+they have derivatives of their own, as in `half`.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ import jax
 
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Graph
+from jointcut.partition.program.jax import abstract, jaxprs, own_primitives, side_effects
 from jointcut.wrappers.built_in.programs import Linearised, Mask, Plain, Program, picked_of, pushed_through
 from jointcut.wrappers.built_in.zeros import Backwards
 from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.table import Table
 
-#: Cuts a jaxpr for a mask of its inputs; returns its graph, its halves, and the constants that the halves take first.
+#: Cuts a jaxpr for a mask of its inputs; returns its graph, its halves, and the leading constants of the halves.
 Cutter = Callable[[Any, Mask], tuple[Graph, Halves, tuple[Any, ...]]]
 
 
 @dataclass(frozen=True)
 class Wrap:
-    """How a half is differentiated: makes of its flat function the one that runs.
+    """The way in which a half is differentiated: it wraps the half's flat function.
 
-    `run` is `jax.jit`, or gives the function a derivative of its own. It also takes the number of leading inputs, the
-    residuals, after which a backward is linear; None for any other function. With `guards` the products of tangents
-    are guarded in forward mode.
+    `run` is `jax.jit`, or gives the function a derivative of its own. It also takes the number of residuals, the
+    leading inputs of a backward, after which it is linear; None for any other function. With `guards`, the products of
+    tangents are guarded in forward mode.
     """
 
     run: Callable[[Callable[..., list[Any]], int | None], Callable[..., list[Any]]]
     guards: bool = False
 
     def __call__(self, flat: Callable[..., list[Any]], constants: int | None = None) -> Callable[..., list[Any]]:
-        """The function that runs."""
+        """Return the function that runs."""
         return self.run(flat, constants)
 
 
 JITTED = Wrap(lambda flat, _: jax.jit(flat, inline=True))
 
-_call_p = jaxprs.call_primitive("jointcut_call")
-_half_p = jaxprs.call_primitive("jointcut_half")
-_linear_p = jaxprs.linear_primitive("jointcut_linear")
+_call_p = own_primitives.call_primitive("jointcut_call")
+_half_p = own_primitives.call_primitive("jointcut_half")
+_linear_p = own_primitives.linear_primitive("jointcut_linear")
 
 
 def differentiable(
     primal: Any, cut: Cutter, twice: Callable[[], None] = lambda: None, wrap: Wrap = JITTED
 ) -> Callable[..., list[Any]]:
-    """A flat function that runs the jaxpr `primal`, and is differentiated through the halves that `cut` returns.
+    """Return a flat function that runs the jaxpr `primal`, and is differentiated through the halves from `cut`.
 
-    `cut` takes `primal`, or its form under `jax.vmap`, and one flag for each flat input: whether a derivative with
-    respect to it is asked for. A mapped program may have more constants, as leading inputs. `twice` is called if the
-    derivative is differentiated once more in forward mode, which plain JAX does. `wrap` is given both halves, and the
-    function of outputs and tangents in forward mode. It says how they are differentiated.
+    `cut` takes `primal`, or its form under `jax.vmap`, and one flag for each flat input: whether it is differentiated.
+    A mapped program may have more constants, as leading inputs. `twice` is called if the derivative is differentiated
+    again in forward mode, which plain JAX does. `wrap` takes both halves, and the function of outputs and tangents in
+    forward mode, and decides how they are differentiated.
     """
     return _Program(_call_p, primal, cut, twice, wrap)
 
@@ -75,17 +75,17 @@ def differentiable(
 def half(
     flat: Callable[..., list[Any]], constants: int | None, change: Callable[[Any], Any], cut: Cutter, wrap: Wrap
 ) -> Callable[..., Any]:
-    """A flat function, one of the halves, that is differentiated through halves of its own, made only if asked for.
+    """Return a half as a flat function that is differentiated through halves of its own, made on demand.
 
-    It is traced when it is called first, for each type of its arguments, and `change` is given the jaxpr. In forward
-    mode JAX differentiates that. `constants` is as in `Wrap`, `cut` and `wrap` are as in `differentiable`. Programs
-    open such a call (`inlined`).
+    It is traced at its first call, for each type of its arguments, and `change` rewrites the jaxpr. In forward mode JAX
+    differentiates this jaxpr. `constants` is as in `Wrap`; `cut` and `wrap` are as in `differentiable`. Programs inline
+    such a call (`inlined`).
     """
     made: Table[_Program] = Table()
 
     def run(*xs: Any) -> list[Any]:
         def make() -> _Program:
-            closed = jax.make_jaxpr(flat)(*map(jaxprs.struct, types))
+            closed = jax.make_jaxpr(flat)(*map(abstract.struct, types))
             return _Program(_half_p, change(closed), cut, lambda: None, wrap, True, constants)
 
         types = tuple(map(jax.typeof, xs))
@@ -98,21 +98,21 @@ def half(
 class Differential:
     """The two halves for one set of differentiated inputs, and the rules of the linear map between them.
 
-    Both halves are jitted inline: compiled on their own, or part of a surrounding `jax.jit`. `extra` are the constants
-    that they take first. `moving` says which outputs have a tangent: floating-point outputs that depend on
-    differentiated inputs.
+    Both halves are jitted inline: compiled on their own, or part of a surrounding `jax.jit`. `extra` are their leading
+    constants. `moving` flags the outputs that have a tangent: floating-point outputs that depend on differentiated
+    inputs.
     """
 
     forward: Callable[..., tuple[list[Any], list[Any]]]
     extra: tuple[Any, ...]
     moving: tuple[bool, ...]
-    rules: jaxprs.LinearRules
+    rules: own_primitives.LinearRules
 
     @classmethod
     def of(
         cls, primal: Any, mask: Mask, cut: tuple[Graph, Halves, tuple[Any, ...]], twice: Callable[[], None], wrap: Wrap
     ) -> Differential:
-        """The two halves of one cut, with the constants that they take first."""
+        """Return the two halves of one cut, with their leading constants."""
         graph, halves, extra = cut
         outvars = jaxprs.opened(primal)[0].outvars
         whole = wrap(lambda *flat: list(itertools.chain(*verify.run_forward(halves, graph, flat))))
@@ -137,12 +137,12 @@ class _Program(Program):
         super().__init__(prim, closed, wrap.guards)
         self.constants = constants
         self._cut, self._twice, self._wrap = cut, twice, wrap
-        self._waits = waits or any(map(jaxprs.has_effects, jaxprs.opened(closed)[0].eqns))
+        self._waits = waits or any(map(side_effects.has_effects, jaxprs.opened(closed)[0].eqns))
         self._differentials: Table[Differential] = Table()
         self._mapped: Table[tuple[_Program, list[Any], list[Any]]] = Table()
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any | None]) -> tuple[list[Any], list[Any | None]]:
-        """As `CallRules.jvp`, by the halves; with effects, and of a half, once the direction is known."""
+        """See `CallRules.jvp`; a half, or a program with effects, waits until the direction is known."""
         mask, picked = picked_of(primals, tangents)
         if self._waits or not picked:
             return super().jvp(primals, tangents)
@@ -150,12 +150,12 @@ class _Program(Program):
         return outputs, move(*picked)
 
     def halves(self, mask: Mask) -> tuple[Halves, Sequence[Any]]:
-        """As `CallRules.halves`: those of the cut."""
+        """See `CallRules.halves`; these are the halves of the cut."""
         _, halves, extra = self._cut(self.closed, mask)
         return halves, extra
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:
-        """Run the forward half; return its outputs, and the linear map from the given tangents to theirs."""
+        """Run the forward half; return its outputs, and the linear map from input tangents to output tangents."""
 
         def make() -> Differential:
             return Differential.of(self.closed, mask, self._cut(self.closed, mask), self._twice, self._wrap)
@@ -173,10 +173,10 @@ class _Program(Program):
         return outputs, move
 
     def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
-        """As `CallRules.mapped`: another such program, made once for each axis."""
+        """See `CallRules.mapped`; the mapped program is made once for each axis."""
 
         def make() -> tuple[_Program, list[Any], list[Any]]:
-            closed, consts, out_dims = jaxprs.mapped(self.closed, axis, dims)
+            closed, consts, out_dims = own_primitives.mapped(self.closed, axis, dims)
             constants = None if self.constants is None else self.constants + len(consts)
             program = _Program(self.prim, closed, self._cut, self._twice, self._wrap, self._waits, constants)
             return program, consts, out_dims
@@ -185,8 +185,8 @@ class _Program(Program):
         return functools.partial(program, *consts), out_dims
 
     @property
-    def forward(self) -> jaxprs.CallRules:
-        """As `CallRules.forward`: a derivative that computes what it can before it has tangents."""
+    def forward(self) -> own_primitives.CallRules:
+        """See `CallRules.forward`; the derivative first computes all parts that need no tangent."""
         return Linearised(self) if self.guards else Plain(self.closed)
 
 
@@ -197,14 +197,14 @@ def _rules(
     backwards: Backwards,
     twice: Callable[[], None],
     wrap: Wrap,
-) -> jaxprs.LinearRules:
-    """The linear map from tangents of differentiated inputs to those of `moving` outputs, and its transpose."""
+) -> own_primitives.LinearRules:
+    """Return the linear map from input tangents to tangents of `moving` outputs, and its transpose, as rules."""
     count = len(backwards.halves.residuals)
     avals_of = [v.aval for v in jaxprs.opened(primal)[0].outvars]
 
     def avals(residuals: Sequence[Any], linear: Sequence[Any]) -> list[Any]:
         del residuals, linear
-        return [jaxprs.tangent_aval(aval) for aval, moves in zip(avals_of, moving, strict=True) if moves]
+        return [abstract.tangent_aval(aval) for aval, moves in zip(avals_of, moving, strict=True) if moves]
 
     @wrap
     def tangents(*flat: Any) -> list[Any]:
@@ -223,4 +223,4 @@ def _rules(
         ]
         return backwards(list(residuals[:count]), full)
 
-    return jaxprs.LinearRules(avals, apply, transpose, twice)
+    return own_primitives.LinearRules(avals, apply, transpose, twice)

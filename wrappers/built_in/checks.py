@@ -11,8 +11,8 @@ that is not finite it keeps the ops to blame. The rules:
 - An op that makes an infinity of finite numbers is to blame for everything that follows from it.
 - A NaN is traced to the op that made the first NaN or, if there is none, to the op that made the first infinity.
 
-To find out whether an op made bad numbers or passed them on, it is run again with harmless numbers instead of its bad
-operands. If several ops are to blame for an array, the earliest is named.
+An op may make bad numbers or pass them on. To tell the two apart, it runs again with harmless numbers instead of its
+bad operands. If several ops are to blame for an array, the earliest is named.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, side_effects, user_source
 from jointcut.partition.program.places import our_folders, user_line
+from jointcut.partition.program.primitives import AS_GIVEN, COND, SCAN, WHILE
 from jointcut.wrappers.built_in.culprit import Culprit, described
 from jointcut.wrappers.metadata.convention import is_inexact
 
 _INF, _NAN = 1, 2  # how bad a number is; 0 is finite
 _KINDS = {_INF: "Inf", _NAN: "NaN"}
-_CALLS = {  # name -> the parameter that holds what is called
+_CALLS = {  # name -> the parameter that holds the called jaxpr
     **dict.fromkeys(("jit", "jointcut_call", "jointcut_half", "jointcut_waiting", "remat2"), "jaxpr"),
     **dict.fromkeys(("while_loop", "while_loop_backward", "while_loop_with_checkpoints"), "jaxpr"),
     **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
 }
 _CHECKPOINTED = {"while_loop_backward", "while_loop_with_checkpoints"}
-# Not run on other numbers: users' code, loops that might not end, solvers that fail for a singular matrix.
-_AS_GIVEN = {"pure_callback", "while", "cholesky", "custom_linear_solve", "triangular_solve", "tridiagonal_solve"}
-_FILLERS = (0.5, 2.0)  # few ops make bad numbers of both; log1p, acosh, atanh and pow of one at most
+_FILLERS = (0.5, 2.0)  # few ops make bad numbers of both; log1p, acosh, atanh and pow make them of at most one
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class _Blame:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownArray:
     """An array, the kind of its worst number, and the first op to blame for each kind.
 
-    A value that depends on an effect is not known, since the effect must not happen again: None takes its place.
+    A value that depends on an effect is unknown, since the effect must not happen again: None takes its place.
     """
 
     array: Any
@@ -66,14 +65,14 @@ class _Known:
     blame: Mapping[int, _Blame] = field(default_factory=dict)
 
 
-_Values = Sequence[_Known | None]
+_Values = Sequence[_KnownArray | None]
 
 
 @dataclass(frozen=True)
 class _Here:
     """A place in the walk: the clock, the steps of the loops around it, its scope and source.
 
-    In a loop of ours with checkpoints, `depth` is the number of loops around that; several loops run its steps.
+    Inside a loop of ours with checkpoints, whose steps several loops run, `depth` is the number of loops around it.
     """
 
     clock: Iterator[int]
@@ -83,7 +82,7 @@ class _Here:
     depth: int | None = None
 
     def within(self, eqn: jaxprs.Equation, step: int | None = None) -> _Here:
-        """The place inside an equation; for a loop, at one step."""
+        """Return the place inside an equation; for a loop, at one step."""
         depth = len(self.steps) if eqn.primitive.name in _CHECKPOINTED else self.depth
         before = self.steps[:depth] if self.is_ours(eqn) else self.steps
         steps = self.steps if step is None else (*before, step)
@@ -91,17 +90,17 @@ class _Here:
 
     def is_ours(self, eqn: jaxprs.Equation) -> bool:
         """Whether a loop runs the steps of a loop with checkpoints."""
-        if self.depth is None or eqn.primitive.name != "while":
+        if self.depth is None or eqn.primitive.name != WHILE:
             return False
         body = jaxprs.opened(eqn.params["body_jaxpr"])[0].debug_info
         return any(folder in str(body.func_src_info) for folder in our_folders())
 
     def scope_of(self, eqn: jaxprs.Equation) -> str:
-        """The whole name stack of an equation; its own starts at the jaxpr that holds it."""
-        return "/".join(filter(None, (self.scope, jaxprs.scope_of(eqn))))
+        """Return the whole name stack of an equation; its own stack starts at the jaxpr that holds it."""
+        return "/".join(filter(None, (self.scope, user_source.scope_of(eqn))))
 
     def source_of(self, eqn: jaxprs.Equation) -> str:
-        """The user's line that made an equation; inside a library, the line that called the library."""
+        """Return the user's line that made an equation; inside a library, the line that called the library."""
         return user_line(eqn) or self.source
 
 
@@ -114,11 +113,11 @@ def is_finite(values: Sequence[Any]) -> bool:
 def first_nonfinite(closed: Any, args: Sequence[Any]) -> Culprit | None:
     """Run a jaxpr on concrete arrays, and name the first op to blame for a result that is not finite.
 
-    Results with a NaN come before those with an infinity. None means that all results are finite now (a compiled
-    program may round differently), or that the bad numbers were passed in (an argument, an array constant), are
-    infinities that are constants of the program, or depend on an effect. Effects do not happen again: prints and
-    callbacks with effects are skipped, references are neither read nor written, and values that depend on them are not
-    known. A pure callback is called, as JAX may do at any time.
+    Results with a NaN come before results with an infinity. The function returns None if all results are finite now,
+    since a compiled program may round differently. It also returns None if the bad numbers were passed in (an argument,
+    an array constant), are infinite constants of the program, or depend on an effect. Effects do not happen again:
+    prints and callbacks with effects are skipped, references are neither read nor written, and values that depend on
+    them are unknown. A pure callback is called, as JAX may do at any time.
     """
     with jax.debug_nans(False), jax.debug_infs(False):
         results = _walk(closed, [_known(x) for x in args], _Here(itertools.count()))
@@ -130,13 +129,13 @@ def first_nonfinite(closed: Any, args: Sequence[Any]) -> Culprit | None:
     return None
 
 
-def _walk(closed: Any, operands: _Values, here: _Here) -> list[_Known | None]:
+def _walk(closed: Any, operands: _Values, here: _Here) -> list[_KnownArray | None]:
     """Run a jaxpr one equation at a time, and drop each value after its last use."""
     jaxpr, consts = jaxprs.opened(closed)
-    inputs: list[_Known | None] = [*map(_known, consts), *operands]
-    env: dict[Any, _Known | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+    inputs: list[_KnownArray | None] = [*map(_known, consts), *operands]
+    env: dict[Any, _KnownArray | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
 
-    def read(atom: jaxprs.Atom) -> _Known | None:
+    def read(atom: jaxprs.Atom) -> _KnownArray | None:
         return _known(atom.val) if isinstance(atom, jaxprs.Literal) else env[atom]
 
     for eqn, finished in zip(jaxpr.eqns, _last_uses(jaxpr), strict=True):
@@ -148,18 +147,18 @@ def _walk(closed: Any, operands: _Values, here: _Here) -> list[_Known | None]:
 
 
 def _last_uses(jaxpr: jaxprs.Jaxpr) -> list[list[Any]]:
-    """For each equation, the variables that are not read after it."""
-    later = {atom for atom in jaxpr.outvars if not isinstance(atom, jaxprs.Literal)}
+    """Return, for each equation, the variables that are not read after it."""
+    later = set(jaxprs.variables(jaxpr.outvars))
     finished = []
     for eqn in reversed(jaxpr.eqns):
-        met = {a for a in (*eqn.invars, *eqn.outvars) if not isinstance(a, jaxprs.Literal)}
+        met = set(jaxprs.variables((*eqn.invars, *eqn.outvars)))
         finished.append(list(met - later))
         later |= met
     return finished[::-1]
 
 
-def _guarded(eqn: jaxprs.Equation, operand: _Known | None, atom: jaxprs.Atom, here: _Here) -> _Known | None:
-    """An operand; if it is a NaN constant of the program, the op that takes it is to blame."""
+def _guarded(eqn: jaxprs.Equation, operand: _KnownArray | None, atom: jaxprs.Atom, here: _Here) -> _KnownArray | None:
+    """Return an operand; if it is a NaN constant of the program, blame the op that takes it."""
     if operand is None or operand.kind != _NAN or not isinstance(atom, jaxprs.Literal):
         return operand
     return replace(operand, blame={_NAN: _blame(eqn, _NAN, [operand], here)})
@@ -170,21 +169,21 @@ def _run(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
     name = eqn.primitive.name
     if name in _CALLS:
         return _walk(eqn.params[_CALLS[name]], operands, here.within(eqn))
-    if name == "cond":
+    if name == COND:
         return _branch(eqn, operands, here)
     known = [x for x in operands if x is not None]
-    runs = len(known) == len(operands) and not jaxprs.has_effects(eqn)
-    if name in ("scan", "while") and eqn.params.get("length") != 0:
-        # A compiled loop is much faster than its steps one by one, and usually finite.
+    runs = len(known) == len(operands) and not side_effects.has_effects(eqn)
+    if name in (SCAN, WHILE) and eqn.params.get("length") != 0:
+        # A compiled loop is usually finite, and much faster than its steps one by one.
         whole = [_known(x) for x in _bind(eqn, [x.array for x in known])] if runs else None
         if whole is not None and not any(x.kind for x in whole):
             return whole
-        return _scan(eqn, operands, here) if name == "scan" else _while(eqn, operands, here)
+        return _scan(eqn, operands, here) if name == SCAN else _while(eqn, operands, here)
     return _op(eqn, known, here) if runs else [None] * len(eqn.outvars)
 
 
 def _branch(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
-    """The branch of a `cond` that its index takes."""
+    """Run the branch of a `cond` that its index takes."""
     index, *rest = operands
     if index is None:
         return [None] * len(eqn.outvars)
@@ -193,7 +192,7 @@ def _branch(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
 
 
 def _scan(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
-    """Every step of a scan; the number of a step is its place in the stacked arrays, also in reverse."""
+    """Run every step of a scan; the number of a step is its place in the stacked arrays, also in reverse."""
     layout = jaxprs.scan_layout(eqn)
     first = layout.num_consts + layout.num_carry
     consts, carry, xs = operands[: layout.num_consts], operands[layout.num_consts : first], operands[first:]
@@ -206,7 +205,7 @@ def _scan(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
 
 
 def _while(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
-    """Every step of a while loop, as long as its condition is known and true."""
+    """Run the steps of a while loop, as long as its condition is known and true."""
     first, second = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
     cond_consts, body_consts, carry = operands[:first], operands[first:second], operands[second:]
     for count in itertools.count():
@@ -221,31 +220,31 @@ def _while(eqn: jaxprs.Equation, operands: _Values, here: _Here) -> _Values:
     return [None] * len(eqn.outvars)
 
 
-def _is_number(x: _Known | None) -> TypeGuard[_Known]:
+def _is_number(x: _KnownArray | None) -> TypeGuard[_KnownArray]:
     return x is not None and jnp.issubdtype(x.array.dtype, jnp.integer) and not x.array.shape
 
 
-def _at(x: _Known | None, step: int) -> _Known | None:
-    """One step of a stacked value."""
+def _at(x: _KnownArray | None, step: int) -> _KnownArray | None:
+    """Return one step of a stacked value."""
     if x is None:
         return None
     one = _known(_slice(x.array, step))
     return replace(one, blame=x.blame) if one.kind else one
 
 
-def _stacked(column: _Values) -> _Known | None:
-    """The stacked values of all steps; None unless all are known."""
+def _stacked(column: _Values) -> _KnownArray | None:
+    """Return the stacked values of all steps; None unless all are known."""
     known = [x for x in column if x is not None]
     if len(known) < len(column):
         return None
     arrays = [x.array for x in known]
-    # One program that joins thousands of arrays takes XLA minutes to compile.
-    plain = jaxprs.is_plain(jax.typeof(arrays[0]))
+    # XLA takes minutes to compile one program that joins thousands of arrays.
+    plain = abstract.is_plain(jax.typeof(arrays[0]))
     array = jnp.asarray(np.stack([np.asarray(x) for x in arrays])) if plain else jnp.stack(arrays)
-    return _Known(array, max(x.kind for x in known), _first([x.blame for x in known]))
+    return _KnownArray(array, max(x.kind for x in known), _first([x.blame for x in known]))
 
 
-def _op(eqn: jaxprs.Equation, operands: Sequence[_Known], here: _Here) -> list[_Known]:
+def _op(eqn: jaxprs.Equation, operands: Sequence[_KnownArray], here: _Here) -> list[_KnownArray]:
     """Run an equation without bodies, and blame it for the bad numbers that it makes."""
     arrays = _bind(eqn, [x.array for x in operands])
     results = [_known(x) for x in arrays]
@@ -258,22 +257,22 @@ def _op(eqn: jaxprs.Equation, operands: Sequence[_Known], here: _Here) -> list[_
 
 @dataclass(frozen=True)
 class _Trace:
-    """For one result: the kind of the worst number that the op made itself, and the bad operands it passed on."""
+    """For one result: the kind of the worst number that the op itself made, and the bad operands that it passed on."""
 
     own: int
     handed: Sequence[int]
 
 
-def _traced(eqn: jaxprs.Equation, operands: Sequence[_Known], marks: Sequence[np.ndarray]) -> list[_Trace]:
-    """Trace each result of an op of which some result is bad.
+def _traced(eqn: jaxprs.Equation, operands: Sequence[_KnownArray], marks: Sequence[np.ndarray]) -> list[_Trace]:
+    """Trace each result of an op with a bad result.
 
     The op itself made the numbers that stay bad with every replacement of the bad operands. It passed on an operand if
-    that operand alone makes other numbers of the result bad.
+    this operand alone makes other numbers of the result bad.
     """
     bad = [i for i, x in enumerate(operands) if x.kind]
     if not bad:
         return [_Trace(int(m.max(initial=0)), []) for m in marks]
-    if _AS_GIVEN & {eqn.primitive.name, *jaxprs.inner_primitives(eqn)}:
+    if AS_GIVEN & {eqn.primitive.name, *jaxprs.inner_primitives(eqn)}:
         return [_Trace(0, bad) for _ in marks]
     cleaned = [_marked(eqn, operands, bad, filler) for filler in _FILLERS]
     alone = [marks if len(bad) == 1 else _marked(eqn, operands, [j for j in bad if j != i]) for i in bad]
@@ -287,9 +286,9 @@ def _traced(eqn: jaxprs.Equation, operands: Sequence[_Known], marks: Sequence[np
 
 
 def _blames(
-    eqn: jaxprs.Equation, operands: Sequence[_Known], result: _Known, trace: _Trace, here: _Here
+    eqn: jaxprs.Equation, operands: Sequence[_KnownArray], result: _KnownArray, trace: _Trace, here: _Here
 ) -> Mapping[int, _Blame]:
-    """The ops to blame for a result: those of the operands passed on, and the op for what it made."""
+    """Return the ops to blame for a result: the ops behind operands passed on, and this op for its own numbers."""
     if not result.kind:
         return {}
     handed = [operands[i] for i in trace.handed]
@@ -300,12 +299,12 @@ def _blames(
 
 
 def _first(blames: Sequence[Mapping[int, _Blame]]) -> dict[int, _Blame]:
-    """The earliest op to blame for each kind."""
+    """Return the earliest op to blame for each kind."""
     every = [(kind, one) for blame in blames for kind, one in blame.items()]
     return dict(sorted(every, key=lambda pair: -pair[1].order))
 
 
-def _blame(eqn: jaxprs.Equation, kind: int, operands: Sequence[_Known], here: _Here) -> _Blame:
+def _blame(eqn: jaxprs.Equation, kind: int, operands: Sequence[_KnownArray], here: _Here) -> _Blame:
     texts = tuple(described(x.array) for x in operands)
     source, scope = here.source_of(eqn), here.scope_of(eqn)
     culprit = Culprit(eqn.primitive.name, source, scope, _KINDS[kind], here.steps, texts)
@@ -320,24 +319,24 @@ def _bind(eqn: jaxprs.Equation, operands: Sequence[Any]) -> list[Any]:
 
 
 def _marked(
-    eqn: jaxprs.Equation, operands: Sequence[_Known], cleaned: Sequence[int], filler: float = 0.5
+    eqn: jaxprs.Equation, operands: Sequence[_KnownArray], cleaned: Sequence[int], filler: float = 0.5
 ) -> list[np.ndarray]:
-    """The marks of an op's results, with the bad numbers of the `cleaned` operands replaced."""
+    """Return the marks of an op's results, with the bad numbers of the `cleaned` operands replaced."""
     arrays = [_cleaned(x.array, filler) if i in cleaned else x.array for i, x in enumerate(operands)]
     return [_marks(x) for x in _bind(eqn, arrays)]
 
 
-def _known(x: Any) -> _Known:
-    return _Known(x, int(_worst(x)) if _is_float(x) else 0)
+def _known(x: Any) -> _KnownArray:
+    return _KnownArray(x, int(_worst(x)) if _is_float(x) else 0)
 
 
 def _is_float(x: Any) -> bool:
     aval: Any = jax.typeof(x)
-    return jaxprs.is_plain(aval) and is_inexact(aval.dtype)
+    return abstract.is_plain(aval) and is_inexact(aval.dtype)
 
 
 def _marks(x: Any) -> np.ndarray:
-    """The kind of each number of an array: 0, `_INF` or `_NAN`."""
+    """Return the kind of each number of an array: 0, `_INF` or `_NAN`."""
     return np.asarray(_badness(x)) if _is_float(x) else np.zeros((), np.int8)
 
 
@@ -368,6 +367,6 @@ def _slice(x: Any, step: Any) -> jax.Array:
 
 
 def _wide(x: Any) -> jax.Array:
-    """An array in a dtype that supports `isnan` and `isinf`: narrow dtypes become float32."""
+    """Convert an array to a dtype that supports `isnan` and `isinf`: narrow dtypes become float32."""
     array = jnp.asarray(x)
     return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array

@@ -10,23 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract
 from jointcut.wrappers.metadata.convention import is_inexact
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The op that turned good numbers into bad ones, its place in the program, and its operands."""
+    """The op that made bad numbers from good numbers, its place in the program, and its operands."""
 
     primitive: str
     source: str
     scope: str
     kind: str  # "NaN" or "Inf"
-    steps: tuple[int, ...]  # of the loops around it, outermost first, counted from 0
+    steps: tuple[int, ...]  # steps of the loops around it, outermost first, counted from 0
     operands: tuple[str, ...]  # "float32[4] in [-1, 3]"
 
     def __str__(self) -> str:
-        """One sentence: `log made a NaN out of float32[4] in [-1, 3] at model.py:12 (loss), scope jvp(block)`."""
+        """Return a sentence: `log made a NaN out of float32[4] in [-1, 3] at model.py:12 (loss), scope jvp(block)`."""
         text = f"{self.primitive} made {'a NaN' if self.kind == 'NaN' else 'an infinity'}"
         more = [f"{len(self.operands) - 4} more"] if len(self.operands) > 4 else []
         text += f" out of {_listed([*self.operands[:4], *more])}" if self.operands else ""
@@ -40,10 +40,10 @@ class Culprit:
 
 
 def described(x: Any) -> str:
-    """An array in words, `float32[4] in [-1, 3]`, `float32[] = 0`, `complex64[2] of magnitude in [0, 1]`."""
+    """Describe an array: `float32[4] in [-1, 3]`, `float32[] = 0`, `complex64[2] of magnitude in [0, 1]`."""
     aval: Any = jax.typeof(x)
     text = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
-    if not jaxprs.is_plain(aval) or 0 in aval.shape:
+    if not abstract.is_plain(aval) or 0 in aval.shape:
         return text
     numbers = np.asarray(x)
     if jnp.issubdtype(numbers.dtype, np.complexfloating):

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jointcut.wrappers.arguments import objects
-from jointcut.wrappers.arguments.copies import Copies
+from jointcut.wrappers.arguments.originals import GivenCopies
 from jointcut.wrappers.arguments.paths import Paths
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
 from jointcut.wrappers.metadata.convention import Convention, slots
@@ -21,8 +21,8 @@ from jointcut.wrappers.wrapper import CompilerWrapper, Target, flat_form_of
 class Outcome:
     """The result of a function that takes objects, and the arrays that it wrote to them.
 
-    `states` maps flat positions of the call to new arrays, `paths` are the paths of these positions. A function that
-    changed more of the objects than arrays has no states: `grown` and `parts` are their new structure and all arrays.
+    `states` maps flat positions of the call to new arrays, `paths` are the paths of these positions. If the function
+    changed the structure of the objects, there are no states; `grown` is the new structure, and `parts` are all arrays.
     """
 
     result: Any
@@ -43,12 +43,12 @@ class TreeWrapper:
     around: tuple[CompilerWrapper, ...] = ()
 
     def pre_compile(self, target: Target) -> Target:
-        """A function of flat leaves; its results are not known yet."""
+        """Return a target with a function of flat leaves; its results are not known yet."""
         inputs = slots(self.bound.paths(), self.bound.leaves)
         return Target(self.flat(target.function), Convention(inputs, (), self.bound.tree))
 
     def flat(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The user's function of flat leaves; it returns an `Outcome` if the call holds objects that can be written."""
+        """Return the user's function of flat leaves; it returns an `Outcome` if the call holds writable objects."""
         if not self.around:
             return self._flat(function)
         inner = self._flat(function)
@@ -75,7 +75,7 @@ class TreeWrapper:
         @flat_form_of(function)
         def call(*leaves: Any) -> Any:
             (args, kwargs), live = bound.rebuilt(leaves)
-            copies = Copies.of(args, kwargs)
+            copies = GivenCopies.of(args, kwargs)
             result = function(*args, **kwargs)
             copies.refuse_written()
             if not live:
@@ -90,7 +90,7 @@ class TreeWrapper:
         return call
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call that takes trees, flattens them, and passes them to `call` as one `Bound`."""
+        """Return a call that takes trees, flattens them, and passes them to `call` as one `Bound`."""
         del target
         statics = Statics(
             frozenset(i for i, _ in self.bound.static_args), frozenset(k for k, _ in self.bound.static_kwargs)

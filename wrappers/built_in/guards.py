@@ -1,7 +1,7 @@
-"""Refuse a call that the compiled program was not made for.
+"""Refuse a call that does not fit the compiled program.
 
-A compiled program has one signature. Before anything runs, `GuardsWrapper` compares the tree, shapes, dtypes and static
-values of a call with it. The error names the path of the first difference.
+A compiled program has one signature. Before it runs, `GuardsWrapper` compares the tree, shapes, dtypes and static
+values of a call with the signature. The error names the path of the first difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GuardsWrapper:
         return target
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call that raises `CallError` if the arguments do not fit."""
+        """Return a call that raises `CallError` if the arguments do not fit."""
         del target
         inputs = slots([info.path for info in self.inputs], self.traced.leaves)
 
@@ -65,9 +65,9 @@ class GuardsWrapper:
 
 
 def fitting(tree: Any, avals: Sequence[Any], cotangent: Any) -> list[Any | None]:
-    """The flat cotangents of the outputs that can carry one; None for a cotangent that is zero by its type.
+    """Return the flat cotangents of the outputs that can carry one; None for a cotangent that is zero by its type.
 
-    `tree` and `avals` are those of the output. Raises `CallError` if the cotangent does not fit.
+    `tree` and `avals` describe the output. Raises `CallError` if the cotangent does not fit.
     """
     leaves, structure = tree_flatten_with_path(cotangent)
     if structure != tree:

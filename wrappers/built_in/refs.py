@@ -5,8 +5,8 @@ custom derivative for pure functions only. So inside a user's `jax.grad` or `jax
 array that a reference holds is an input, and its new state is an extra result that is written back after the call
 (MUTATED_OUT_GRAPH).
 
-Derivatives treat a reference as JAX does. A reference that is not differentiated may only be written with values that
-carry no derivative (`jax.lax.stop_gradient`), and values read from it are constants.
+Derivatives treat a reference as JAX does. A reference that is not differentiated may only be written with values
+without a derivative (`jax.lax.stop_gradient`), and values read from it are constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import jax
 
 from jointcut.partition.errors import TraceError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects
+from jointcut.partition.program.primitives import RULED
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.wrapper import Target
 
@@ -38,7 +39,7 @@ class RefsWrapper:
     def references(self) -> tuple[int, ...]:
         """Positions of the inputs that are references."""
         jaxpr, _ = jaxprs.opened(self.closed)
-        return tuple(i for i, var in enumerate(jaxpr.invars) if jaxprs.is_reference(var.aval))
+        return tuple(i for i, var in enumerate(jaxpr.invars) if abstract.is_reference(var.aval))
 
     @cached_property
     def written(self) -> tuple[int, ...]:
@@ -51,13 +52,13 @@ class RefsWrapper:
     def pure(self) -> Any | None:
         """The jaxpr without references; it returns the results, then the new state of each written reference.
 
-        None if JAX cannot remove the references, as where a function with a custom derivative takes one.
+        It is None if JAX cannot remove the references, such as when a function with a custom derivative takes one.
         """
         jaxpr, _ = jaxprs.opened(self.closed)
         if _hands_to_rules(jaxpr):
             return None
         try:
-            inner, _ = jaxprs.opened(jaxprs.discharged(self.closed))
+            inner, _ = jaxprs.opened(side_effects.discharged(self.closed))
         except NotImplementedError:
             return None
         count = len(jaxpr.outvars)
@@ -65,14 +66,14 @@ class RefsWrapper:
         return jaxprs.build(inner.invars, [*inner.outvars[:count], *(last[i] for i in self.written)], inner.eqns)
 
     def pre_compile(self, target: Target) -> Target:
-        """The pure function of the arrays that references hold; its last results are the new states."""
+        """Return the pure function of the arrays that references hold; its last results are the new states."""
         convention = replace(target.convention, states=self.written)
         pure = self.pure
         assert pure is not None, "the caller has looked whether there is a pure form"
-        return Target(lambda *flat: jaxprs.evaluate(pure, *flat), convention)
+        return Target(lambda *flat: runtime.evaluate(pure, *flat), convention)
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
-        """A call that takes references, made from a call that takes the arrays they hold."""
+        """Return a call that takes references, made from a call that takes the arrays in them."""
         states = target.convention.states
 
         def with_references(*flat: Any) -> list[Any]:
@@ -88,8 +89,8 @@ class RefsWrapper:
 def _hands_to_rules(jaxpr: Any) -> bool:
     """Whether a function with a custom derivative takes a reference, at any depth."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
-            if any(jaxprs.is_reference(v.aval) for v in eqn.invars):
+        if eqn.primitive.name in RULED:
+            if any(abstract.is_reference(v.aval) for v in eqn.invars):
                 return True
         elif any(map(_hands_to_rules, jaxprs.inner_jaxprs(eqn))):
             return True
@@ -97,14 +98,14 @@ def _hands_to_rules(jaxpr: Any) -> bool:
 
 
 def written(eqn: Any) -> Iterator[Any]:
-    """The operands of an equation that are references which it writes."""
+    """Yield the references among an equation's operands that it writes."""
     return (e.input for e in eqn.effects if hasattr(e, "input") and type(e).__name__ != "ReadEffect")
 
 
 def read(eqn: Any, used: AbstractSet[Any]) -> Iterator[Any]:
-    """The operands of an equation that are references which it reads; `used` are the variables that are read.
+    """Yield the references among an equation's operands that it reads; `used` are the variables that are read.
 
-    Adding to a reference reads it. Writing does not, unless the write returns the old array and that is used.
+    Adding to a reference reads it. Writing does not, unless the write returns the old array and this array is used.
     """
     for effect in eqn.effects:
         if hasattr(effect, "input") and (type(effect).__name__ != "WriteEffect" or _returns_used(eqn, used)):
@@ -116,8 +117,7 @@ def _returns_used(eqn: Any, used: AbstractSet[Any]) -> bool:
     if eqn.primitive.name == "swap":
         return not used.isdisjoint(eqn.outvars)
     for body in jaxprs.inner_jaxprs(eqn):
-        inner = {v for v in body.outvars if not isinstance(v, jaxprs.Literal)}
-        inner |= {v for e in body.eqns for v in e.invars if not isinstance(v, jaxprs.Literal)}
+        inner = {v for ends in (body.outvars, *(e.invars for e in body.eqns)) for v in jaxprs.variables(ends)}
         if any(_returns_used(e, inner) for e in body.eqns):
             return True
     return False
@@ -126,7 +126,7 @@ def _returns_used(eqn: Any, used: AbstractSet[Any]) -> bool:
 def refuse_results(tree: Any, leaves: Sequence[Any]) -> None:
     """Raise `TraceError` if a function returns a reference, traced or not."""
     for i, leaf in enumerate(leaves):
-        if isinstance(leaf, jax.Ref) or (jaxprs.is_tracer(leaf) and jaxprs.is_reference(jax.typeof(leaf))):
+        if isinstance(leaf, jax.Ref) or (runtime.is_tracer(leaf) and abstract.is_reference(jax.typeof(leaf))):
             what = "is a jax.Ref, which a compiled function cannot return."
             cure = "Return what it holds, ref[...]; the caller has the reference itself."
             raise TraceError(message(tree_paths("result", tree)[i], what, cure))

@@ -1,7 +1,7 @@
 """Run a smaller backward if some cotangents are zero.
 
 If an output is not differentiated, its cotangent is known to be zero: JAX passes a symbolic zero, a `float0` array, or
-nothing. For each pattern of such zeros a smaller backward is made once (as `AutogradZero` in TorchScript). It does not
+nothing. For each pattern of such zeros a smaller backward is made once, like `AutogradZero` in TorchScript. It does not
 compute, or wait for, values that depend on zero cotangents alone.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.lower.verify import waited
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, runtime
 from jointcut.partition.rewrite.hooks import hooks_in, refused_in_vmap
 from jointcut.partition.rewrite.simplify import live
 from jointcut.partition.rewrite.specialise import Specialised, without
@@ -24,8 +24,8 @@ from jointcut.wrappers.table import Table
 class Backwards:
     """The backward half, and its variants without some cotangents.
 
-    `wrap` turns a flat function into the function that runs, as `jax.jit` does; it is also given how many of the inputs
-    are residuals, which come first.
+    `wrap` turns a flat function into the function that runs, like `jax.jit`. It also takes the number of residuals,
+    which are the first inputs.
     """
 
     halves: Halves
@@ -33,7 +33,7 @@ class Backwards:
     made: Table[Any] = field(default_factory=Table, repr=False, compare=False)
 
     def __call__(self, residuals: Sequence[Any], cotangents: Sequence[Any | None]) -> list[Any | None]:
-        """The flat gradients. A cotangent that is zero is None, and so is a gradient that must be zero."""
+        """Return the flat gradients. A zero cotangent is None, and so is a gradient that must be zero."""
         zeros = tuple(i for i, ct in enumerate(cotangents) if ct is None)
         flat = [*residuals, *cotangents]
         with refused_in_vmap(hooks_in(jaxprs.opened(self.halves.backward)[0].eqns)):
@@ -48,17 +48,17 @@ class Backwards:
         return waited(self.halves.residuals, places, inputs) if self.halves.waits else inputs
 
     def variant(self, zeros: tuple[int, ...]) -> Specialised:
-        """The backward for zero cotangents at these positions among the cotangents."""
+        """Return the backward for zero cotangents at these positions."""
         offset = len(self.halves.residuals)
         return self.made.of(("variant", zeros), lambda: without(self.halves.backward, [offset + i for i in zeros]))
 
     def _compiled(self, zeros: tuple[int, ...], closed: Any, used: Iterable[int]) -> Callable[..., Any]:
         residuals = sum(i < len(self.halves.residuals) for i in used)
-        return self.made.of(zeros, lambda: self.wrap(lambda *flat: jaxprs.evaluate(closed, *flat), residuals))
+        return self.made.of(zeros, lambda: self.wrap(lambda *flat: runtime.evaluate(closed, *flat), residuals))
 
     @property
     def read(self) -> tuple[bool, ...]:
-        """For each cotangent, whether a gradient depends on it."""
+        """Whether a gradient depends on each cotangent."""
         jaxpr, _ = jaxprs.opened(self.halves.backward)
         count = len(jaxpr.invars) - len(self.halves.residuals)
         if not count:
@@ -68,5 +68,5 @@ class Backwards:
 
 
 def filled(values: Sequence[Any | None], avals: Iterable[Any]) -> list[Any]:
-    """The values, with each None replaced by an array of zeros of its type."""
-    return [jaxprs.full(aval, 0) if x is None else x for x, aval in zip(values, avals, strict=True)]
+    """Return the values, with each None replaced by an array of zeros of its type."""
+    return [abstract.full(aval, 0) if x is None else x for x, aval in zip(values, avals, strict=True)]

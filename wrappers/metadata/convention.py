@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Slot:
     """One flat input or output.
 
     Attributes:
-        path: how the user reaches it, such as `args[0]['w']`.
+        path: its path for the user, such as `args[0]['w']`.
         shape: its lengths.
         dtype: the type of its elements.
-        weak_type: whether it takes the dtype of the other operand, as a Python number does.
+        weak_type: whether it takes the dtype of the other operand, like a Python number.
     """
 
     path: str
@@ -39,7 +39,7 @@ class Slot:
 
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
-        """The slot as `jax.ShapeDtypeStruct`."""
+        """The slot as a `jax.ShapeDtypeStruct`."""
         return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak_type)
 
 
@@ -63,7 +63,7 @@ class Convention:
 
 
 def slot(path: str, leaf: Any) -> Slot:
-    """The slot of an array, scalar, tracer, reference or `ShapeDtypeStruct`."""
+    """Return the slot of an array, scalar, tracer, reference or `ShapeDtypeStruct`."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return Slot(path, leaf.shape, leaf.dtype, bool(leaf.weak_type))
     aval = jax.typeof(leaf)
@@ -72,8 +72,8 @@ def slot(path: str, leaf: Any) -> Slot:
 
 
 def is_inexact(dtype: Any) -> bool:
-    """Whether a dtype can carry a derivative: real or complex floating point of any width, or one with tangents."""
-    return jnp.issubdtype(dtype, np.inexact) or jaxprs.extends_floats(dtype)
+    """Whether a dtype can carry a derivative: a real or complex float of any width, or a dtype with tangents."""
+    return jnp.issubdtype(dtype, np.inexact) or abstract.extends_floats(dtype)
 
 
 def is_real(dtype: Any) -> bool:
@@ -82,5 +82,5 @@ def is_real(dtype: Any) -> bool:
 
 
 def slots(paths: Sequence[str], leaves: Sequence[Any]) -> tuple[Slot, ...]:
-    """The slots of several leaves."""
+    """Return the slots of several leaves."""
     return tuple(slot(path, leaf) for path, leaf in zip(paths, leaves, strict=True))

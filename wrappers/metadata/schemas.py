@@ -1,8 +1,8 @@
 """Define the records of a function's inputs and outputs.
 
-These are the records of AOTAutograd's schemas, with the same names. JAX's arrays cannot be written, share no storage
-and have no `.grad`, so half of PyTorch's cases cannot occur. Only a `jax.Ref` can be written. Each record lists the
-PyTorch fields that are not needed, and why.
+The records and their names follow AOTAutograd's schemas. JAX's arrays cannot be written, share no storage and have no
+`.grad`, so half of PyTorch's cases cannot occur. Only a `jax.Ref` can be written. Each record lists the PyTorch fields
+that are not needed, with the reason.
 
 An *input* is a leaf of the caller's arguments, an *output* a leaf of the result, in the order of `jax.tree.leaves`. The
 leaves of a container (`SubclassCreationMeta`) are adjacent.
@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from jointcut.wrappers.metadata.views import ViewMeta
+from jointcut.wrappers.metadata.view_meta import ViewMeta
 from jointcut.wrappers.record import Record, aligned, choice
 
 _SHOWN = 40  # lines of inputs or outputs that fit on a screen
@@ -36,7 +36,7 @@ class MutationType(enum.Enum):
 
 @choice
 class OutputType(enum.Enum):
-    """How an output shares its value with an input, or with another output.
+    """The way in which an output shares its value with an input, or with another output.
 
     PyTorch's other members cannot occur. A JAX array that is a view of another has its own buffer, so no intermediate
     is returned for its views (`alias_of_intermediate_save_as_output`). Nothing hides a view from autograd
@@ -65,7 +65,7 @@ class PlainTensorMeta(Record):
     Attributes:
         unwrapped_idx: its position among the flat arrays.
         shape, dtype, weak_type: its type; a random key has a key dtype.
-        sharding: its sharding as text, or None if the caller placed it nowhere.
+        sharding: its sharding as text, or None if the caller did not place it.
 
     PyTorch's `memory_format` is not needed: JAX's arrays are dense, and XLA chooses their layout.
     """
@@ -88,13 +88,13 @@ class SubclassCreationMeta(Record):
     """An array-like container: its flat arrays, and how to build it from them.
 
     A container is an object of a registered pytree class that acts as an array (see `arguments.containers`). Nodes
-    inside a container, such as a tuple, are described in the same way.
+    inside a container, such as a tuple, are described like containers.
 
     Attributes:
         flat_tensor_start_idx: position of its first flat array.
-        arg_count: number of its flat arrays, including those of inner containers.
+        arg_count: number of its flat arrays, including the arrays of inner containers.
         attrs: its parts by name, in order: plain arrays and containers.
-        meta: its auxiliary data, as its class gave it to JAX (PyTorch: from `__tensor_flatten__`).
+        meta: the auxiliary data that its class gave to JAX (PyTorch: from `__tensor_flatten__`).
         original_subclass_type: its class.
 
     Not needed: `original_subclass` (the class makes a new one), `outer_size`, `outer_stride`,
@@ -108,7 +108,7 @@ class SubclassCreationMeta(Record):
     original_subclass_type: type
 
     def creation_fn(self, all_args: Sequence[Any]) -> Any:
-        """The container built from its arrays among all flat arrays `all_args`."""
+        """Build the container from its arrays among all flat arrays `all_args`."""
         parts = []
         for _, part in self.attrs:
             inner = isinstance(part, SubclassCreationMeta)
@@ -125,16 +125,16 @@ class SubclassCreationMeta(Record):
 
 @dataclass(frozen=True)
 class InputAliasInfo(Record):
-    """One input: its path, and what happens to it.
+    """One input: its path, and its uses.
 
     Attributes:
-        path: how the caller reaches it, such as `args[0]['w']`.
+        path: its path for the caller, such as `args[0]['w']`.
         is_read: whether the forward or the backward reads it. A `jax.Ref` that is only written is not read.
-        requires_grad: whether a gradient with respect to it is asked for.
+        requires_grad: whether it is differentiated.
         mutates_data: whether the forward writes it: a `jax.Ref`, or an array of an NNX module.
         mutates_in_backward: whether it is a `jax.Ref` that the backward writes.
         is_reference: whether it is a `jax.Ref`.
-        keep_input_mutations: whether the compiled program itself does the writes. It does for a `jax.Ref`; an array
+        keep_input_mutations: whether the compiled program itself writes it. This is so for a `jax.Ref`; an array
             written to an object leaves the program as a result.
         is_donated: whether its argument is in `donate_argnums` or `donate_argnames`.
         duplicate_of: position of the first input that is the same array, or None.
@@ -189,14 +189,14 @@ class InputAliasInfo(Record):
 
 @dataclass(frozen=True)
 class OutputAliasInfo(Record):
-    """One output: its path, and what it shares.
+    """One output: its path, and the array that it shares.
 
-    An output that would share with a donated input is a new array, since that input is gone after the call. A value
-    that the function computes twice is two arrays, even if XLA computes it once.
+    An output that would share a donated input is a new array, since the input is gone after the call. A value that the
+    function computes twice is two arrays, even if XLA computes it once.
 
     Attributes:
         path: its place in the result, such as `result['loss']`.
-        output_type: what it shares.
+        output_type: the kind of sharing.
         base_idx: position of the input (`alias_of_input`, `is_input`) or of the other output
             (`..._base_is_user_output`); a number common to outputs with one base (`alias_of_intermediate`); None for
             `non_alias`.
@@ -251,7 +251,7 @@ class ViewAndMutationMeta(Record):
         is_train: whether a backward was traced; false if nothing is differentiated.
         constant_info: a record of each array that the function closes over. They are leading inputs of every program,
             and the same in each call (in PyTorch, `static_input_indices`).
-        constant_meta: the type of each of them.
+        constant_meta: the type of each of these arrays.
         tokens: names of the ordered effects of the forward, in order.
         num_backward_tokens: number of ordered effects of the backward.
         effects: names of all effects of either half.
@@ -277,7 +277,7 @@ class ViewAndMutationMeta(Record):
 
     @property
     def handed_back(self) -> dict[int, TensorAlias]:
-        """Outputs that compiled programs do not return, by position: the caller gets an array that exists already."""
+        """Outputs that compiled programs do not return, by position: the caller gets an existing array."""
         return {
             i: TensorAlias(source, info.base_idx)
             for i, info in enumerate(self.output_info)
@@ -296,7 +296,7 @@ class ViewAndMutationMeta(Record):
         return len(self.output_info)
 
     def __str__(self) -> str:
-        """A line for each array: its number, type, path and properties; long lists are cut."""
+        """Return a line for each array: its number, type, path and properties; long lists are cut."""
         lines = ["training: forward and backward" if self.is_train else "inference: nothing is differentiated"]
         lines += [f"effects: {', '.join(self.effects)}"] * bool(self.effects)
         if self.constant_info:
@@ -312,7 +312,7 @@ def _lines(infos: Sequence[InputAliasInfo | OutputAliasInfo], metas: Sequence[Me
 
 
 def plain_metas(meta: Meta) -> list[PlainTensorMeta]:
-    """The plain arrays of a container, or the array itself."""
+    """Return the plain arrays of a container, or the array itself."""
     if isinstance(meta, PlainTensorMeta):
         return [meta]
     return [plain for _, part in meta.attrs for plain in plain_metas(part)]
@@ -324,8 +324,8 @@ class SubclassMeta(Record):
 
     Attributes:
         fw_metadata: the metadata of the call.
-        grad_input_metas: the types of the gradients, with positions among the flat gradients. They are those of the
-            arguments, except for a table whose gradient is asked for as rows. None for inference.
+        grad_input_metas: the types of the gradients, with positions among the flat gradients. They equal the types of
+            the arguments, except for a table whose gradient is requested as rows. None for inference.
     """
 
     fw_metadata: ViewAndMutationMeta
@@ -334,11 +334,11 @@ class SubclassMeta(Record):
 
 @dataclass(frozen=True)
 class TensorAlias(Record):
-    """An output that is handed back as it is, and not returned by the program: XLA would copy it.
+    """An output that is handed back to the caller and not returned by the program, since XLA would copy it.
 
     Attributes:
         source: `"input"` or `"output"`.
-        alias: position of the array among those (PyTorch's record holds the tensor).
+        alias: position of the array among the inputs or outputs (PyTorch's record holds the tensor).
     """
 
     source: str

@@ -1,8 +1,7 @@
 """Describe the inputs and outputs of programs by name and position.
 
-Inputs are named `primals_1` and so on, outputs `output_1`, results of the backward `gradient_1`, or
-`updated_1` where an update makes new values of gradients. A *path* is how the user reaches the array, such as
-`args[0]['w']`.
+Inputs are named `primals_1` and so on, outputs `output_1`, and results of the backward `gradient_1`, or `updated_1` if
+an update turns gradients into new values. A *path* leads the user to the array, such as `args[0]['w']`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class BackwardSignature(Record):
     are_updated: bool = False
 
     def __str__(self) -> str:
-        """A line for each gradient, or each new value: its name, and the path of its leaf."""
+        """Return a line for each gradient, or each new value: its name, and the path of its leaf."""
         of = self.gradients_to_parameters | self.gradients_to_user_inputs
         head, word = ("updated", "new value of") if self.are_updated else ("gradients", "of")
         rows = [(name, f"{word} {of[name]}", self.parts.get(name, "")) for name in sorted(of, key=_place)]
@@ -46,22 +45,21 @@ class GraphSignature(Record):
     """The inputs and outputs of a program, by name and position.
 
     JAX has no modules. *Parameters* are the leaves of the arguments in `argnums`. *Buffers* are the references
-    (`jax.Ref`) that the function takes or closes over, and the arrays of objects that it writes. *User inputs* are
-    everything else.
+    (`jax.Ref`) that the function takes or closes over, and the arrays of objects that it writes. *User inputs* are all
+    other inputs.
 
     Attributes:
         parameters: paths of the parameters; `inputs_to_parameters` maps names of inputs to them.
         buffers: paths of the buffers; `inputs_to_buffers` maps names of inputs to them.
         user_inputs, user_outputs: names of inputs and outputs.
-        buffers_to_mutate: maps the name of a result after the outputs to the path of the buffer whose new state it is.
+        buffers_to_mutate: maps the name of each new state, a result after the outputs, to the path of its buffer.
             (PyTorch's `parameters_to_mutate` and `user_inputs_to_mutate` are not needed: only buffers are written.)
         in_spec, out_spec: the trees of the arguments and of the result. An object that the function can write (a Flax
             NNX module) is replaced by the tree of its arrays.
         backward_signature: the signature of the backward, or None for inference.
         input_tokens, output_tokens: names of the ordered effects; JAX itself passes their tokens.
         buffers_mutated_in_place: paths of the references that the program writes in place, without a result.
-        same_arrays: maps the path of a leaf that is the same array as an earlier leaf to the path of that leaf. Both
-            are one input.
+        same_arrays: maps the path of a repeated array to the path of its first leaf. Both leaves are one input.
     """
 
     parameters: tuple[str, ...]
@@ -80,7 +78,7 @@ class GraphSignature(Record):
     same_arrays: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """A line for each input, output and gradient: its name, its kind, and the path of its leaf."""
+        """Return a line for each input, output and gradient: its name, its kind, and the path of its leaf."""
         kinds = dict.fromkeys(self.user_inputs, ("user input", ""))
         kinds |= {name: ("parameter", self._with_others(path)) for name, path in self.inputs_to_parameters.items()}
         kinds |= {name: ("buffer", self._with_others(path)) for name, path in self.inputs_to_buffers.items()}
@@ -96,7 +94,7 @@ class GraphSignature(Record):
         return "" if self.backward_signature is None else self.backward_signature.loss_output
 
     def _with_others(self, path: str) -> str:
-        """A path, the paths of leaves that are the same array, and whether it is written in place."""
+        """Return a path, the paths of leaves that are the same array, and whether it is written in place."""
         first = self.same_arrays.get(path, path)
         group = [first, *(other for other, same in self.same_arrays.items() if same == first)]
         shown = " = ".join([path, *(other for other in group if other != path)])
@@ -104,6 +102,6 @@ class GraphSignature(Record):
 
 
 def _place(name: str) -> tuple[str, int]:
-    """A sort key: `primals_10` comes after `primals_9`."""
+    """Return a sort key: `primals_10` comes after `primals_9`."""
     word, _, number = name.rpartition("_")
     return word, int(number) if number.isdecimal() else 0

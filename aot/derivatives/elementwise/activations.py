@@ -1,16 +1,13 @@
-"""Activations that are smooth, also at the largest numbers, and those over an axis."""
+"""Smooth activations, also at the largest numbers, and activations over an axis."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import Axis, inexact, one_axis, some_axes
-from jointcut.aot.derivatives.slopes import by_result, slopes, unary
-from jointcut.partition.errors import CallError, message
+from jointcut.aot.derivatives.arguments import Axis, inexact, one_axis, refused, some_axes
+from jointcut.aot.derivatives.slopes import by_result, unary, with_slopes
 
 
 def sigmoid(x: ArrayLike) -> jax.Array:
@@ -22,7 +19,7 @@ _sigmoid = unary(jax.nn.sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x))
 
 
 def softplus(x: ArrayLike) -> jax.Array:
-    """log(1 + exp(x)). Slope: sigmoid(x) = 1 - exp(-y) with y the result, which alone is kept for the backward.
+    """log(1 + exp(x)). Slope: sigmoid(x) = 1 - exp(-y), with y the result. Only y is saved for the backward.
 
     No point is singular. PyTorch takes x itself above 20, and is off by 2e-9 there.
     """
@@ -33,7 +30,7 @@ _softplus = by_result(jax.nn.softplus, lambda y: -jnp.expm1(-y))
 
 
 def log_sigmoid(x: ArrayLike) -> jax.Array:
-    """log(sigmoid(x)). Slope: sigmoid(-x) = 1 - exp(y) with y the result, which alone is kept for the backward."""
+    """log(sigmoid(x)). Slope: sigmoid(-x) = 1 - exp(y), with y the result. Only y is saved for the backward."""
     return _log_sigmoid(inexact("log_sigmoid", "x", x))
 
 
@@ -51,7 +48,8 @@ _silu = unary(jax.nn.silu, lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x)))
 def mish(x: ArrayLike) -> jax.Array:
     """The product x·tanh(softplus(x)). Slope: t + x·s·(1-t²), with s = sigmoid(x) and t = tanh(softplus(x)).
 
-    It is PyTorch's `infinitely_differentiable_mish_backward`, which gives NaN in second order where exp(x) overflows.
+    The slope is PyTorch's `infinitely_differentiable_mish_backward`, which gives NaN in second order if exp(x)
+    overflows.
     """
     return _mish(inexact("mish", "x", x))
 
@@ -68,9 +66,9 @@ _mish = unary(jax.nn.mish, _mish_slope)
 def gelu(x: ArrayLike, approximate: bool = True) -> jax.Array:
     """The product x·Phi(x), with the normal distribution function Phi, or its approximation by tanh as in JAX.
 
-    Slope: Phi(x) + x·phi(x) (PyTorch's `gelu_backward`). Beyond |x| = 40, where it is 0 or 1 to the last bit, nothing
-    is raised to a power, so it stays finite where x³ overflows and JAX and PyTorch give NaN for the approximation. For
-    the exact one PyTorch gives NaN in second order.
+    Slope: Phi(x) + x·phi(x) (PyTorch's `gelu_backward`). Beyond |x| = 40 the slope is 0 or 1 to the last bit, and no
+    power is computed. So it stays finite where x³ overflows; there JAX and PyTorch give NaN for the approximation. For
+    the exact function PyTorch gives NaN in second order.
     """
     return _gelu(inexact("gelu", "x", x, real=True), approximate)
 
@@ -108,7 +106,7 @@ _soft_sign = unary(jax.nn.soft_sign, _soft_sign_slope)
 
 
 def tanhshrink(x: ArrayLike) -> jax.Array:
-    """The rest x - tanh(x). Slope: tanh(x)² (PyTorch's `tanhshrink`). JAX has no such function."""
+    """The difference x - tanh(x). Slope: tanh(x)² (PyTorch's `tanhshrink`). JAX has no such function."""
     return _tanhshrink(inexact("tanhshrink", "x", x))
 
 
@@ -124,7 +122,7 @@ def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
     along = one_axis("glu", axis, array.ndim)
     if array.shape[along] % 2:
         what = f"has {array.shape[along]} elements along the axis {along}, which cannot be halved."
-        raise CallError(message("derivatives.glu: x", what, "Pass an even number of elements."))
+        raise refused("glu: x", what, "Pass an even number of elements.")
     first, second = jnp.split(array, 2, axis=along)
     return first * _sigmoid(second)
 
@@ -132,16 +130,11 @@ def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
 def softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
     """exp(x) over its sum along the axes. Slope: s·(t - sum(s·t)) with s the result (PyTorch's `softmax_backward`).
 
-    It is made of the result alone. Elements of -inf have the slope 0. Where all are -inf, or one is inf, the result
-    is NaN, as in JAX and PyTorch, but the slope is 0, so that a row that is masked out takes no part.
+    The slope needs only the result. Elements of -inf have the slope 0. Where all elements are -inf, or one is inf, the
+    result is NaN, as in JAX and PyTorch. The slope is 0 there, so that a masked row contributes nothing.
     """
     array = inexact("softmax", "x", x, real=True)
     return _softmax(some_axes("softmax", axis, array.ndim), array)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
-    return jax.nn.softmax(x, axis=axes)
 
 
 def _softmax_slope(tangent: jax.Array, result: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
@@ -150,12 +143,12 @@ def _softmax_slope(tangent: jax.Array, result: jax.Array, axes: tuple[int, ...],
 
 
 def _share(softmax: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
-    """The softmax of x, but 0 where it is NaN for an infinity: all elements are -inf, or one is inf."""
+    """Return the softmax of x, with 0 where all elements are -inf or one is inf; there the softmax is NaN."""
     largest = jnp.max(x, axis=axes, keepdims=True, initial=-jnp.inf)
     return jnp.where(jnp.isinf(largest), 0, softmax)
 
 
-slopes(_softmax, _softmax_slope)
+_softmax = with_slopes(lambda axes, x: jax.nn.softmax(x, axis=axes), _softmax_slope, options=1)
 
 
 def softmin(x: ArrayLike, axis: Axis = -1) -> jax.Array:
@@ -166,16 +159,11 @@ def softmin(x: ArrayLike, axis: Axis = -1) -> jax.Array:
 def log_softmax(x: ArrayLike, axis: Axis = -1) -> jax.Array:
     """The logarithm of `softmax`, x - logsumexp(x). Slope: t - sum(s·t) for a tangent t, with s = exp(result).
 
-    It is PyTorch's `log_softmax_backward`, which keeps the result alone. An element of -inf has the result -inf; it
-    takes no part in the slopes of the others.
+    The slope is PyTorch's `log_softmax_backward`, which saves only the result. An element of -inf has the result -inf,
+    and does not change the slopes of the others.
     """
     array = inexact("log_softmax", "x", x, real=True)
     return _log_softmax(some_axes("log_softmax", axis, array.ndim), array)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _log_softmax(axes: tuple[int, ...], x: jax.Array) -> jax.Array:
-    return jax.nn.log_softmax(x, axis=axes)
 
 
 def _log_softmax_slope(tangent: jax.Array, result: jax.Array, axes: tuple[int, ...], x: jax.Array) -> jax.Array:
@@ -183,4 +171,4 @@ def _log_softmax_slope(tangent: jax.Array, result: jax.Array, axes: tuple[int, .
     return tangent - jnp.sum(share * tangent, axis=axes, keepdims=True)
 
 
-slopes(_log_softmax, _log_softmax_slope)
+_log_softmax = with_slopes(lambda axes, x: jax.nn.log_softmax(x, axis=axes), _log_softmax_slope, options=1)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, promoted
+from jointcut.aot.derivatives.arguments import inexact, promoted
 from jointcut.aot.derivatives.elementwise.powers import reciprocal, rsqrt
-from jointcut.aot.derivatives.slopes import slopes, steep, unary
+from jointcut.aot.derivatives.slopes import steep, unary, with_slopes
 
 
 def hypot(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
@@ -20,35 +20,25 @@ def hypot(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
     return _hypot(*promoted("hypot", x1=x1, x2=x2))
 
 
-@jax.custom_jvp
-def _hypot(x1: jax.Array, x2: jax.Array) -> jax.Array:
-    return jnp.hypot(x1, x2)
-
-
 def _part(tangent: jax.Array, x1: jax.Array, x2: jax.Array, part: jax.Array) -> jax.Array:
     return tangent * (part * _inverse_length(x1, x2))
 
 
 def _inverse_length(x1: jax.Array, x2: jax.Array) -> jax.Array:
-    """1/hypot, and 0 at the origin."""
+    """Return 1/hypot, and 0 at the origin."""
     origin = (x1 == 0) & (x2 == 0)
     return jnp.where(origin, 0, reciprocal(_hypot(jnp.where(origin, 1, x1), x2)))
 
 
-slopes(_hypot, lambda t, _, x1, x2: _part(t, x1, x2, x1), lambda t, _, x1, x2: _part(t, x1, x2, x2))
+_hypot = with_slopes(jnp.hypot, lambda t, _, x1, x2: _part(t, x1, x2, x1), lambda t, _, x1, x2: _part(t, x1, x2, x2))
 
 
 def arctan2(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
     """The angle of the point (x2, x1). Slopes: x2/r² and -x1/r² with r² = x1² + x2² (PyTorch's `atan2_backward`).
 
-    At the origin, where all angles meet, both are 0, as in PyTorch, which gives NaN in second order. JAX gives NaN.
+    At the origin both slopes are 0, as in PyTorch; in second order PyTorch gives NaN. JAX gives NaN.
     """
     return _arctan2(*promoted("arctan2", x1=x1, x2=x2))
-
-
-@jax.custom_jvp
-def _arctan2(x1: jax.Array, x2: jax.Array) -> jax.Array:
-    return jnp.arctan2(x1, x2)
 
 
 def _turn(tangent: jax.Array, x1: jax.Array, x2: jax.Array, part: jax.Array) -> jax.Array:
@@ -56,13 +46,15 @@ def _turn(tangent: jax.Array, x1: jax.Array, x2: jax.Array, part: jax.Array) -> 
     return tangent * (part * inverse * inverse)
 
 
-slopes(_arctan2, lambda t, _, x1, x2: _turn(t, x1, x2, x2), lambda t, _, x1, x2: _turn(t, x1, x2, -x1))
+_arctan2 = with_slopes(
+    jnp.arctan2, lambda t, _, x1, x2: _turn(t, x1, x2, x2), lambda t, _, x1, x2: _turn(t, x1, x2, -x1)
+)
 
 
 def angle(z: ArrayLike) -> jax.Array:
     """The angle of a complex number, or 0 or pi for a real one. Slope: i·z/|z|² (PyTorch's `angle_backward`).
 
-    At zero, and for real numbers, it is 0. JAX gives NaN at zeros, also real ones.
+    At zero, and for real numbers, the slope is 0. JAX gives NaN at a zero, also at a real zero.
     """
     array = inexact("angle", "z", z)
     return _arctan2(array.imag, array.real) if jnp.iscomplexobj(array) else _flat_angle(array)
@@ -76,26 +68,16 @@ def abs(x: ArrayLike) -> jax.Array:
     return _abs(inexact("abs", "x", x))
 
 
-@jax.custom_jvp
-def _abs(x: jax.Array) -> jax.Array:
-    return jnp.abs(x)
-
-
-slopes(_abs, lambda tangent, _, x: (jnp.conj(_sign(x)) * tangent).real)
+_abs = with_slopes(jnp.abs, lambda tangent, _, x: (jnp.conj(_sign(x)) * tangent).real)
 
 
 def sign(x: ArrayLike) -> jax.Array:
     """The sign, x/|x|, and 0 at zero (PyTorch's `sgn_backward`).
 
-    The slope of a real number is 0. A complex one turns with its tangent t by (t - sign²·conj(t)) / (2·|x|), which is
-    set to 0 at zero. PyTorch gives NaN there in second order; JAX has 0 for all complex numbers, which is wrong.
+    The slope for a real number is 0. For a complex number, the tangent t becomes (t - sign²·conj(t)) / (2·|x|), and 0
+    at zero. PyTorch gives NaN there in second order; JAX has 0 for all complex numbers, which is wrong.
     """
     return _sign(inexact("sign", "x", x))
-
-
-@jax.custom_jvp
-def _sign(x: jax.Array) -> jax.Array:
-    return jnp.sign(x)
 
 
 def _sign_slope(tangent: jax.Array, result: jax.Array, x: jax.Array) -> jax.Array:
@@ -107,14 +89,15 @@ def _sign_slope(tangent: jax.Array, result: jax.Array, x: jax.Array) -> jax.Arra
     return jnp.where(zero, 0, across) * (0.5 * reciprocal(length)).astype(x.dtype)
 
 
-slopes(_sign, _sign_slope)
+_sign = with_slopes(jnp.sign, _sign_slope)
 
 
 def sinc(x: ArrayLike) -> jax.Array:
     """The cardinal sine: sin(pi·x) over pi·x. Slope: (cos(pi·x) - s)/x, with s the result (PyTorch's `sinc_backward`).
 
-    Near zero the slope comes from the power series; it is 0 at zero, and the second is -pi²/3, where PyTorch gives NaN.
-    The formulas of JAX and PyTorch cancel: at 1e-8 their second slope is off by nearly half, at 1e-160 JAX gives NaN.
+    Near zero the slope is computed from its power series. At zero the slope is 0 and the second slope -pi²/3, where
+    PyTorch gives NaN. The formulas of JAX and PyTorch lose digits: at 1e-8 their second slope is off by nearly half,
+    and at 1e-160 JAX gives NaN.
     """
     return _sinc(inexact("sinc", "x", x))
 
@@ -161,7 +144,8 @@ _arccos = steep(jnp.arccos, lambda x: -rsqrt(_below_one(x)))
 def arccosh(x: ArrayLike) -> jax.Array:
     """The inverse hyperbolic cosine. Slope: 1/sqrt(x²-1) (PyTorch's `acosh`); at 1 a zero cotangent gives zero.
 
-    Of complex numbers it is 1/(sqrt(x-1)·sqrt(x+1)); JAX's has the wrong sign where the real part is negative.
+    For complex numbers the slope is 1/(sqrt(x-1)·sqrt(x+1)); JAX's slope has the wrong sign where the real part is
+    negative.
     """
     return _arccosh(inexact("arccosh", "x", x))
 
@@ -170,7 +154,7 @@ _above_one = unary(lambda x: (x - 1) * (x + 1), lambda x: 2 * x)
 
 
 def _arccosh_slope(x: jax.Array) -> jax.Array:
-    """The root of the product for real numbers, and the product of roots for complex ones, whose branches differ."""
+    """Return 1/sqrt(x²-1), for complex numbers as a product of two inverse roots, since branches differ."""
     return rsqrt(x - 1) * rsqrt(x + 1) if jnp.iscomplexobj(x) else rsqrt(_above_one(x))
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, not_negative, promoted
-from jointcut.aot.derivatives.slopes import slopes, unary
+from jointcut.aot.derivatives.arguments import inexact, not_negative, promoted
+from jointcut.aot.derivatives.slopes import unary, with_slopes
 
 
 def relu(x: ArrayLike) -> jax.Array:
@@ -68,7 +68,7 @@ _hardshrink = unary(
 
 
 def softshrink(x: ArrayLike, lambd: float = 0.5) -> jax.Array:
-    """Bring x nearer to zero by lambd, where |x| > lambd, else 0. Slope: that of `hardshrink` (PyTorch's `softshrink`).
+    """Bring x nearer to zero by lambd where |x| > lambd, else 0. Slope: as `hardshrink` (PyTorch's `softshrink`).
 
     JAX has no such function.
     """
@@ -106,20 +106,15 @@ _leaky_relu = unary(
 def prelu(x: ArrayLike, weight: ArrayLike) -> jax.Array:
     """Return x, or x·weight where it is not positive. JAX has no such function.
 
-    Slopes: for x 1 above zero, else the weight, at zero too; for the weight x below zero, else 0 (PyTorch's
-    `_prelu_kernel_backward`). At zero those of second order are 0. The weight broadcasts as JAX's arrays do: give one
-    for channels the shape (c, 1, 1).
+    The slope for x is 1 above zero, else the weight, also at zero. The slope for the weight is x below zero, else 0
+    (PyTorch's `_prelu_kernel_backward`). At zero the slopes of second order are 0. The weight broadcasts as JAX's
+    arrays do: a weight for channels has the shape (c, 1, 1).
     """
     return _prelu(*promoted("prelu", x=x, weight=weight))
 
 
-@jax.custom_jvp
-def _prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
-    return jnp.where(x > 0, x, weight * x)
-
-
-slopes(
-    _prelu,
+_prelu = with_slopes(
+    lambda x, weight: jnp.where(x > 0, x, weight * x),
     lambda t, _, x, weight: t * jnp.where(x > 0, 1, jnp.where(x < 0, weight, jax.lax.stop_gradient(weight))),
     lambda t, _, x, weight: t * jnp.where(x >= 0, 0, x),
 )
@@ -134,7 +129,7 @@ def elu(x: ArrayLike, alpha: float = 1.0) -> jax.Array:
 
 
 def _exponential(x: jax.Array, alpha: float, scale: float = 1.0, rate: float = 1.0) -> jax.Array:
-    """Scale above zero, else scale·alpha·rate·exp(rate·x), held at zero for a second slope of 0, as PyTorch's."""
+    """Return scale above zero, else scale·alpha·rate·exp(rate·x). At zero the second slope is 0, as in PyTorch."""
     below = jnp.exp(rate * jnp.where(x >= 0, 0, x)) * (alpha * rate)
     return scale * jnp.where(x > 0, 1, below)
 

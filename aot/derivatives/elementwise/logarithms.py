@@ -1,4 +1,4 @@
-"""Logarithms, and the products and sums of them that have a limit where a logarithm has none."""
+"""Logarithms, and products and sums of logarithms, which may have a limit where a logarithm has none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import jax.scipy.special as special
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, promoted
+from jointcut.aot.derivatives.arguments import inexact, promoted
 from jointcut.aot.derivatives.elementwise.powers import reciprocal
-from jointcut.aot.derivatives.slopes import slopes, steep, times, unary
+from jointcut.aot.derivatives.slopes import steep, times, unary, with_slopes
 
 
 def log(x: ArrayLike) -> jax.Array:
@@ -56,11 +56,6 @@ def xlogy(x: ArrayLike, y: ArrayLike) -> jax.Array:
     return _xlogy(*promoted("xlogy", x=x, y=y))
 
 
-@jax.custom_jvp
-def _xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
-    return special.xlogy(x, y)
-
-
 def _xlogy_for_x(x: jax.Array, y: jax.Array) -> jax.Array:
     return _log(jnp.where((x == 0) & (y <= 0), 1, y))
 
@@ -70,7 +65,9 @@ def _xlogy_for_y(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(flat, 0, x * reciprocal(jnp.where(flat, 1, y)))
 
 
-slopes(_xlogy, lambda t, _, x, y: times(t, _xlogy_for_x, x, y), lambda t, _, x, y: times(t, _xlogy_for_y, x, y))
+_xlogy = with_slopes(
+    special.xlogy, lambda t, _, x, y: times(t, _xlogy_for_x, x, y), lambda t, _, x, y: times(t, _xlogy_for_y, x, y)
+)
 
 
 def xlog1py(x: ArrayLike, y: ArrayLike) -> jax.Array:
@@ -81,11 +78,6 @@ def xlog1py(x: ArrayLike, y: ArrayLike) -> jax.Array:
     return _xlog1py(*promoted("xlog1py", x=x, y=y))
 
 
-@jax.custom_jvp
-def _xlog1py(x: jax.Array, y: jax.Array) -> jax.Array:
-    return special.xlog1py(x, y)
-
-
 def _xlog1py_for_x(x: jax.Array, y: jax.Array) -> jax.Array:
     return _log1p(jnp.where((x == 0) & (y <= -1), 0, y))
 
@@ -94,8 +86,8 @@ def _xlog1py_for_y(x: jax.Array, y: jax.Array) -> jax.Array:
     return _xlogy_for_y(x, 1 + y)
 
 
-slopes(
-    _xlog1py,
+_xlog1py = with_slopes(
+    special.xlog1py,
     lambda t, _, x, y: times(t, _xlog1py_for_x, x, y),
     lambda t, _, x, y: times(t, _xlog1py_for_y, x, y),
 )
@@ -138,24 +130,21 @@ _clipped_logit = unary(
 def logaddexp(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
     """log(exp(x1) + exp(x2)). Slopes: the logistic function of x1-x2 and of x2-x1 (PyTorch's `logaddexp`).
 
-    Two arguments that are equal share evenly, infinite ones too, where JAX and PyTorch give NaN. Where one is far below
-    the other, or -inf, PyTorch gives NaN in second order.
+    Equal arguments share the slope evenly, also infinite ones, where JAX and PyTorch give NaN. Where one argument is
+    far below the other, or -inf, PyTorch gives NaN in second order.
     """
     return _logaddexp(*promoted("logaddexp", x1=x1, x2=x2))
 
 
-@jax.custom_jvp
-def _logaddexp(x1: jax.Array, x2: jax.Array) -> jax.Array:
-    return jnp.logaddexp(x1, x2)
-
-
 def _share(x1: jax.Array, x2: jax.Array) -> jax.Array:
-    """How much of exp(x1) + exp(x2) is exp(x1)."""
+    """Return the share of exp(x1) in exp(x1) + exp(x2)."""
     equal = jnp.isinf(x1) & (x1 == x2)
     return jax.nn.sigmoid(jnp.where(equal, 0, x1) - jnp.where(equal, 0, x2))
 
 
-slopes(_logaddexp, lambda t, _, x1, x2: t * _share(x1, x2), lambda t, _, x1, x2: t * _share(x2, x1))
+_logaddexp = with_slopes(
+    jnp.logaddexp, lambda t, _, x1, x2: t * _share(x1, x2), lambda t, _, x1, x2: t * _share(x2, x1)
+)
 
 
 def logaddexp2(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
@@ -163,14 +152,11 @@ def logaddexp2(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
     return _logaddexp2(*promoted("logaddexp2", x1=x1, x2=x2))
 
 
-@jax.custom_jvp
-def _logaddexp2(x1: jax.Array, x2: jax.Array) -> jax.Array:
-    return jnp.logaddexp2(x1, x2)
-
-
 def _share2(x1: jax.Array, x2: jax.Array) -> jax.Array:
     scale = jnp.log(2.0).astype(x1.dtype)
     return _share(x1 * scale, x2 * scale)
 
 
-slopes(_logaddexp2, lambda t, _, x1, x2: t * _share2(x1, x2), lambda t, _, x1, x2: t * _share2(x2, x1))
+_logaddexp2 = with_slopes(
+    jnp.logaddexp2, lambda t, _, x1, x2: t * _share2(x1, x2), lambda t, _, x1, x2: t * _share2(x2, x1)
+)

@@ -1,8 +1,8 @@
-"""Multiply what comes to the same place, with zeros.
+"""Multiply the elements that come to one place, also zeros.
 
-The derivative of a product for one factor is the product of the others. Dividing the whole product by the factor gives
-NaN at zero; so zeros are counted, and the products of the other factors are divided. That holds for two factors left
-out as well, which makes the second derivative.
+The derivative of a product by one factor is the product of the others. Dividing the whole product by the factor gives
+NaN at zero. So the zeros are counted, and the product of the nonzero factors is divided. The second derivative leaves
+out two factors in the same way.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def _grouped_rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _joined(x: jax.Array, group: jax.Array, into: jax.Array, dx: jax.Array, dinto: jax.Array) -> Any:
-    """Take what was there before as one more factor of each place."""
+    """Add the previous value of each place as one more factor."""
     own = jnp.arange(into.size, dtype=group.dtype)
     return jnp.concatenate([x, into]), jnp.concatenate([group, own]), jnp.concatenate([dx, dinto])
 
 
 @jax.custom_jvp
 def one_left_out(x: jax.Array, group: jax.Array, like: jax.Array) -> jax.Array:
-    """For each x the product of the others of its group; `like` has a place for each group."""
+    """Return, for each x, the product of the others in its group; `like` has a place for each group."""
     zero = x == 0
     zeros, product = _counted(x, group, like)
     return jnp.where(zeros[group] == zero.astype(zeros.dtype), product[group] / jnp.where(zero, 1, x), 0)
@@ -55,10 +55,10 @@ def _left_out_rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _counted(x: jax.Array, group: jax.Array, like: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """For each group the number of its zeros, and the product of its other factors.
+    """Return, for each group, the number of its zeros and the product of its other factors.
 
-    The number is a float: XLA on CPU (JAX 0.10 and 0.12) adds at most one integer to a single place, where a batch of
-    such sums is compiled with the places known.
+    The number is a float: XLA on CPU (JAX 0.10 and 0.12) adds at most one integer to a single place, if it compiles a
+    batch of such sums with known places.
     """
     zeros = jnp.zeros(like.shape, jnp.float32).at[group].add((x == 0).astype(jnp.float32))
     return zeros, jnp.ones_like(like).at[group].multiply(jnp.where(x == 0, 1, x))

@@ -1,4 +1,4 @@
-"""Read and write at indices, and combine what comes to the same place."""
+"""Read and write at indices, and combine the elements that come to one place."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, one_axis, one_of
+from jointcut.aot.derivatives.arguments import inexact, one_axis, one_of, refused
 from jointcut.aot.derivatives.indexing.products import grouped_product
-from jointcut.partition.errors import CallError, message
 
 REDUCTIONS = ("amax", "amin", "mean", "prod", "sum")
 
@@ -40,9 +39,9 @@ def index_select(x: ArrayLike, axis: int, index: ArrayLike) -> jax.Array:
 
 
 def index_add(x: ArrayLike, axis: int, index: ArrayLike, source: ArrayLike, alpha: float = 1.0) -> jax.Array:
-    """Return x, with alpha times the slices of `source` added at the indices, all of those that name one place.
+    """Return x, with alpha times the slices of `source` added at the indices; slices for one place are all added.
 
-    It is linear. Source: PyTorch's `index_add`: the gradient for `source` is what is read at the indices.
+    It is linear. Source: PyTorch's `index_add`: the gradient for `source` is the cotangent, read at the indices.
     """
     array, indices = inexact("index_add", "x", x), whole("index_add", index)
     along = one_axis("index_add", axis, array.ndim)
@@ -71,15 +70,15 @@ def masked_fill(x: ArrayLike, mask: ArrayLike, value: ArrayLike) -> jax.Array:
 def index_put(x: ArrayLike, indices: Sequence[ArrayLike], values: ArrayLike, accumulate: bool = False) -> jax.Array:
     """Return x, with values at the places that index arrays name, one array for each of the first axes.
 
-    With `accumulate`, values are added, all of those that name one place, and each gets the cotangent of its place.
-    Without, one of them stays, and it alone gets the cotangent: PyTorch gives it to all that name the place, though the
-    result does not depend on the others. Source: PyTorch's `index_put` and `index_backward`.
+    With `accumulate`, all values for a place are added, and each gets the cotangent of the place. Without it, one of
+    these values stays, and only it gets the cotangent. PyTorch gives the cotangent to all of them, though the result
+    does not depend on the others. Source: PyTorch's `index_put` and `index_backward`.
     """
     array = inexact("index_put", "x", x)
     places = tuple(whole("index_put", index) for index in indices)
     if not 1 <= len(places) <= array.ndim:
         what = f"has {len(places)} arrays, but x has {array.ndim} dimensions."
-        raise CallError(message("derivatives.index_put: indices", what, "Pass one for each of the first axes."))
+        raise refused("index_put: indices", what, "Pass one for each of the first axes.")
     given = inexact("index_put", "values", values).astype(array.dtype)
     return array.at[places].add(given) if accumulate else array.at[places].set(given)
 
@@ -87,15 +86,15 @@ def index_put(x: ArrayLike, indices: Sequence[ArrayLike], values: ArrayLike, acc
 def scatter(x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike) -> jax.Array:
     """Return x, with the elements of `src` written at the indices along an axis.
 
-    Source: PyTorch's `scatter`. Where two write to one place, the one that stays gets the cotangent; PyTorch gives it
-    to both.
+    Source: PyTorch's `scatter`. Where two elements are written to one place, the one that stays gets the cotangent;
+    PyTorch gives it to both.
     """
     array, places, given = _scattered("scatter", x, axis, index, src)
     return array.reshape(-1).at[places].set(given).reshape(array.shape)
 
 
 def scatter_add(x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike) -> jax.Array:
-    """Return x, with the elements of `src` added at the indices along an axis, all of those that name one place.
+    """Return x, with the elements of `src` added at the indices along an axis; elements for one place are all added.
 
     It is linear. Source: PyTorch's `scatter_add`: the gradient for `src` is gathered at the indices.
     """
@@ -106,13 +105,14 @@ def scatter_add(x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike) -> ja
 def scatter_reduce(
     x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike, reduce: str, include_self: bool = True
 ) -> jax.Array:
-    """Combine elements of `src` that come to one place, and what is there: "sum", "prod", "mean", "amax" or "amin".
+    """Combine the elements of `src` for a place with its old value, by "sum", "prod", "mean", "amax" or "amin".
 
-    Without `include_self`, what is there counts only where nothing comes. Source: PyTorch's `scatter_reduce_backward`.
+    Without `include_self`, the old value counts only where no element comes. Source: PyTorch's
+    `scatter_reduce_backward`.
 
-    - "amax", "amin": ties share the cotangent evenly, what was there among them.
-      PyTorch counts what was there also without `include_self`, if it ties, though it takes no part.
-    - "prod": the slope is the product of the other factors, with zeros too, in second order too. PyTorch has no second
+    - "amax", "amin": ties share the cotangent evenly, the old value included. PyTorch counts a tying old value also
+      without `include_self`, though it does not take part.
+    - "prod": the slope is the product of the other factors, also with zeros and in second order. PyTorch has no second
       order where two zeros meet.
     """
     one_of("scatter_reduce", "reduce", reduce, REDUCTIONS)
@@ -148,27 +148,27 @@ def _extreme_rule(largest: bool, primals: Any, tangents: Any) -> tuple[jax.Array
 
 
 def whole(function: str, index: ArrayLike) -> jax.Array:
-    """Return indices as an array; refuse what is not whole."""
+    """Return indices as an array; refuse an array that does not hold integers."""
     array = jnp.asarray(index)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         what = f"has type {array.dtype}, but it names places."
-        raise CallError(message(f"derivatives.{function}: index", what, "Pass integers."))
+        raise refused(f"{function}: index", what, "Pass integers.")
     return array
 
 
 def _scattered(function: str, x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike) -> tuple[Any, Any, Any]:
-    """Return x, the flat places to write to, and what to write there."""
+    """Return x, the flat places to write to, and the elements to write there."""
     array, indices = inexact(function, "x", x), whole(function, index)
     given = inexact(function, "src", src).astype(array.dtype)
     places = _places(function, array, axis, indices)
     if given.ndim != indices.ndim or any(n > m for n, m in zip(indices.shape, given.shape, strict=True)):
         what = f"has shape {given.shape}, but index has {indices.shape}."
-        raise CallError(message(f"derivatives.{function}: src", what, "Pass at least one element for each index."))
+        raise refused(f"{function}: src", what, "Pass at least one element for each index.")
     return array, places, given[tuple(slice(n) for n in indices.shape)].reshape(-1)
 
 
 def _places(function: str, x: jax.Array, axis: int, index: jax.Array) -> jax.Array:
-    """The flat places in x that an index along one axis names."""
+    """Return the flat places in x that an index along one axis names."""
     along = one_axis(function, axis, x.ndim)
     fits = index.ndim == x.ndim and all(
         n == along or i <= m for n, (i, m) in enumerate(zip(index.shape, x.shape, strict=True))
@@ -176,7 +176,7 @@ def _places(function: str, x: jax.Array, axis: int, index: jax.Array) -> jax.Arr
     if not fits:
         what = f"has shape {index.shape}, but x has {x.shape}."
         cure = "Pass as many axes, none longer than that of x but the one along which it counts."
-        raise CallError(message(f"derivatives.{function}: index", what, cure))
+        raise refused(f"{function}: index", what, cure)
     length = x.shape[along]
     grid = list(jnp.indices(index.shape, dtype=index.dtype, sparse=True))
     grid[along] = jnp.where(index < 0, index + length, index)

@@ -1,14 +1,13 @@
 """Matrices: factors, inverses, determinants and spectra, finite at equal and at zero values.
 
-The functions have the names of `jax.numpy.linalg` and `jax.scipy.linalg`, their arguments and values. Matrices lie
-along the last two axes. Vectors of a factorisation (eigenvectors, singular vectors) are chosen by the factorisation:
-where values are equal they could be turned into each other, and no derivative of one of them exists. The derivatives
-here count such a turn as zero, which is right for every function of the factors that does not depend on the choice,
-such as the projector on the whole space of an eigenvalue. PyTorch and JAX divide by the difference of the values, and
-give NaN.
+The functions have the names, arguments and values of `jax.numpy.linalg` and `jax.scipy.linalg`. Matrices lie along the
+last two axes. The factorisation chooses its vectors (eigenvectors, singular vectors). Where values are equal, their
+vectors could be rotated into each other, so no derivative of a single vector exists. The derivatives here count such a
+rotation as zero. That is right for every function that does not depend on the choice, such as the projector on the
+whole space of an eigenvalue. PyTorch and JAX divide by the difference of the values, and give NaN.
 
-Not here: `householder_product`, `ormqr`, `ldl_factor` and their kind, which are steps of a factorisation, and `schur`,
-of which neither library has a derivative.
+Not here: `householder_product`, `ormqr`, `ldl_factor` and similar steps of a factorisation, and `schur`, for which
+neither library has a derivative.
 
 Files, in reading order:
 

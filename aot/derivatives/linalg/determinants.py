@@ -9,27 +9,21 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jointcut.aot.derivatives.linalg.solves import adjoint, square_matrix
-from jointcut.aot.derivatives.slopes import slopes
+from jointcut.aot.derivatives.slopes import with_slopes
 
 
 def det(a: ArrayLike) -> jax.Array:
-    """Determinant. Its gradient is the matrix of cofactors, which singular matrices have too: it is a polynomial.
+    """Determinant. Its gradient is the matrix of cofactors, a polynomial, which exists for singular matrices too.
 
     Tangent: trace(adj(a)·da), with adj(a) = det(u·vh)·v·diag(products of the other singular values)·u*; the tangent of
     adj likewise leaves out two singular values. Source: PyTorch's `linalg_det_backward`, which solves with LU factors
     and puts a small number in place of a zero pivot; its second order at a singular matrix is infinite, JAX's NaN. Here
-    both orders are right for every matrix. The third is not where singular values are equal or zero.
+    both orders are right for every matrix. The third order is wrong where singular values are equal or zero.
     """
     return _det(square_matrix("linalg.det", a))
 
 
-@jax.custom_jvp
-def _det(a: jax.Array) -> jax.Array:
-    return jnp.linalg.det(a)
-
-
-@jax.custom_jvp
-def _adjugate(a: jax.Array) -> jax.Array:
+def _cofactors(a: jax.Array) -> jax.Array:
     u, s, vh = jnp.linalg.svd(a)
     product, others = _products(s)
     one_left_out = jnp.where(others == 0, product / jnp.where(s == 0, 1, s), 0)
@@ -47,14 +41,14 @@ def _adjugate_tangent(da: jax.Array, _: jax.Array, a: jax.Array) -> jax.Array:
 
 
 def _products(s: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The product of the values that are not zero, and for each value the number of zeros among the others."""
+    """Return the product of the nonzero values, and for each value the number of zeros among the others."""
     zero = s == 0
     product = jnp.where(zero, 1, s).prod(-1, keepdims=True)
     return product, zero.sum(-1, keepdims=True) - zero
 
 
 def _two_left_out(s: jax.Array) -> jax.Array:
-    """The product of all values but two; 0 on the diagonal."""
+    """Return the product of all values but two, for each pair; 0 on the diagonal."""
     product, _ = _products(s)
     zero = s == 0
     others = zero.sum(-1)[..., None, None] - zero[..., None, :] - zero[..., :, None].astype(int)
@@ -67,17 +61,17 @@ def _sign(u: jax.Array, vh: jax.Array) -> jax.Array:
     return jnp.linalg.det(u @ vh)[..., None, None]
 
 
-slopes(_adjugate, _adjugate_tangent)
-slopes(_det, lambda da, _, a: (jnp.swapaxes(_adjugate(a), -1, -2) * da).sum((-2, -1)))
+_adjugate = with_slopes(_cofactors, _adjugate_tangent)
+_det = with_slopes(jnp.linalg.det, lambda da, _, a: (jnp.swapaxes(_adjugate(a), -1, -2) * da).sum((-2, -1)))
 
 
 def slogdet(a: ArrayLike) -> Any:
     """Sign (a phase, if complex) and logarithm of the absolute value of the determinant.
 
-    Tangents, with t = trace(inv(a)·da): the logarithm's is real(t), a phase's 1j·imag(t)·phase, a sign's zero.
+    Tangents, with t = trace(inv(a)·da): real(t) for the logarithm, 1j·imag(t)·phase for a phase, zero for a sign.
     Source: PyTorch's `slogdet_backward` and `slogdet_jvp`. For a singular matrix the logarithm is -inf, and its slope
-    infinite in the limit; here it is 0, so that a `where` around it has a gradient. PyTorch and JAX give NaN or
-    infinity.
+    is infinite in the limit. Here the slope is 0, so that a `where` around it has a gradient. PyTorch and JAX give NaN
+    or infinity.
     """
     array = square_matrix("linalg.slogdet", a)
     return _slogdet(array)

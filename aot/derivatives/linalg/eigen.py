@@ -18,11 +18,11 @@ def eigh(a: ArrayLike) -> Any:
     Tangents, with m = v*·da·v: dw = diag(m), dv = v·(m_ij / (w_j - w_i)) off the diagonal.
     Source: PyTorch's `linalg_eig_jvp` and `linalg_eig_backward` for Hermitian matrices.
 
-    Equal eigenvalues (their difference at most n·eps times the largest): the turn of their vectors into each other
-    counts as zero. That is right for eigenvalues, and for functions of the space that vectors of equal values span. A
-    function v·f(w)·v* of the matrix, such as its root, loses the slope of f between equal values, and its gradient is
-    not right. PyTorch and JAX divide by zero. A function of the vectors that weighs equal values differently has no
-    derivative. In second order the eigenvalues of one group count as if they stayed apart in the basis that was found.
+    Eigenvalues are equal if they differ by at most n·eps times the largest. The rotation of their vectors into each
+    other counts as zero. That is right for eigenvalues, and for functions of the space that the vectors of equal values
+    span. A function v·f(w)·v* of the matrix, such as its root, loses the slope of f between equal values, and its
+    gradient is wrong. PyTorch and JAX divide by zero. A function of the vectors that weighs equal values differently
+    has no derivative. In second order, equal eigenvalues are treated as if they stayed apart in the computed basis.
     """
     array = square_matrix("linalg.eigh", a)
     return _eigh((array + adjoint(array)) / 2)
@@ -66,7 +66,7 @@ def _eigvalsh_rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def inverse_gaps(w: jax.Array) -> jax.Array:
-    """Return 1 / (w_j - w_i), and 0 where the two are equal to the last digits, the diagonal with them."""
+    """Return 1 / (w_j - w_i), and 0 on the diagonal and where the two are equal to the last digits."""
     gaps = w[..., None, :] - w[..., :, None]
     least = w.shape[-1] * jnp.finfo(w.dtype).eps * jnp.abs(w).max(-1, initial=0)[..., None, None]
     equal = jnp.abs(lax.stop_gradient(gaps)) <= lax.stop_gradient(least)
@@ -78,9 +78,9 @@ def eig(a: ArrayLike) -> Any:
 
     Tangents, with m = inv(v)·da·v and x = m_ij / (w_j - w_i) off the diagonal: dw = diag(m) and
     dv = v·x - v·diag(real(v*·v·x)), which keeps the lengths. Source: PyTorch's `linalg_eig_jvp` and
-    `linalg_eig_backward`. JAX has them behind an option, in first order. A vector's phase is free: a function that
-    depends on it has no derivative. Equal eigenvalues count as in `eigh`. A matrix without a full set of vectors has
-    none.
+    `linalg_eig_backward`. JAX has the first order, behind an option. A vector's phase is free: a function that depends
+    on it has no derivative. Equal eigenvalues are treated as in `eigh`. A matrix without a full set of vectors has no
+    derivative.
     """
     array = square_matrix("linalg.eig", a)
     return _eig(array)

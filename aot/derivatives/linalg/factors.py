@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import one_of
+from jointcut.aot.derivatives.arguments import one_of
 from jointcut.aot.derivatives.linalg.solves import adjoint, matrix, square_matrix
-from jointcut.aot.derivatives.slopes import slopes
+from jointcut.aot.derivatives.slopes import with_slopes
 
 
 def cholesky(a: ArrayLike, *, upper: bool = False) -> jax.Array:
@@ -34,8 +34,7 @@ def cholesky_inverse(factor: ArrayLike, *, upper: bool = False) -> jax.Array:
     return _cholesky_inverse(adjoint(jnp.triu(array)) if upper else jnp.tril(array))
 
 
-@jax.custom_jvp
-def _cholesky_inverse(lower: jax.Array) -> jax.Array:
+def _inverse_of_product(lower: jax.Array) -> jax.Array:
     identity = jnp.broadcast_to(jnp.eye(lower.shape[-1], dtype=lower.dtype), lower.shape)
     half = lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
     return adjoint(half) @ half
@@ -46,7 +45,7 @@ def _cholesky_inverse_tangent(d_lower: jax.Array, inverse: jax.Array, lower: jax
     return -(moved + adjoint(moved))
 
 
-slopes(_cholesky_inverse, _cholesky_inverse_tangent)
+_cholesky_inverse = with_slopes(_inverse_of_product, _cholesky_inverse_tangent)
 
 
 # ---------------------------------------------------------------- QR
@@ -59,11 +58,12 @@ def qr(a: ArrayLike, mode: str = "reduced") -> Any:
     dr = (q*·c - x)·r. Source: PyTorch's `linalg_qr_jvp` and `linalg_qr_backward`.
 
     - Wide matrices: the first columns fix q, and the rest of r is q*·a, as in JAX.
-    - Complete: any columns that complete the basis would do, so only what is the same for all of them has a derivative.
-      Here the added columns turn only as the others make them; in JAX they turn as its algorithm picks them. PyTorch
-      has no derivative here.
-    - A column that depends on those before it gives r a zero on its diagonal, and q a free choice: the factors are not
-      differentiable there. That column's part counts as zero; PyTorch and JAX give NaN or infinity.
+    - Complete: the added columns are any completion of the basis, so only functions of their whole space have a
+      derivative. Here the added columns rotate only as far as the other columns force them. In JAX they rotate as its
+      algorithm chooses them. PyTorch has no derivative here.
+    - A column that depends on earlier columns makes a zero on the diagonal of r, and its column of q is arbitrary: the
+      factors are not differentiable there. The part of this column counts as zero; PyTorch and JAX give NaN or
+      infinity.
     """
     one_of("linalg.qr", "mode", mode, ("complete", "r", "reduced"))
     array = matrix("linalg.qr", "a", a)
@@ -103,7 +103,7 @@ def _qr_rule(complete: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def divided(a: jax.Array, r: jax.Array) -> jax.Array:
-    """Return a·inv(r) for an upper triangular r; a column whose pivot is zero, to the last digits, counts as zero."""
+    """Return a·inv(r) for an upper triangular r. A column whose pivot is zero to the last digits counts as zero."""
     pivots = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
     least = r.shape[-1] * jnp.finfo(r.dtype).eps * pivots.max(-1, keepdims=True, initial=0)
     gone = (pivots <= lax.stop_gradient(least))[..., None, :]
@@ -130,9 +130,9 @@ def lu(a: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
     Tangents, with g = inv(l)·p*·da and t the strictly lower triangle of g·inv(u): dl = l·t and du = g - t·u.
     Source: PyTorch's `plu_factor` formulas, `lu_factor_ex_jvp` and `lu_factor_ex_backward`, for all shapes.
 
-    A singular square matrix of which only the last pivot is zero has smooth factors: t does not ask for that pivot, and
-    the derivative is right. PyTorch and JAX multiply inv(u) with u, and give NaN. An earlier zero pivot has no
-    derivative; its column counts as zero.
+    A singular square matrix with only the last pivot zero has smooth factors: t does not need this pivot, and the
+    derivative is right. PyTorch and JAX multiply inv(u) with u, and give NaN. With an earlier zero pivot there is no
+    derivative, and the pivot's column counts as zero.
     """
     return _lu(matrix("linalg.lu", "a", a))
 

@@ -10,25 +10,25 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from jointcut.aot.derivatives.arguments import refused
 from jointcut.aot.derivatives.elementwise.angles import abs
 from jointcut.aot.derivatives.linalg.solves import adjoint, matrix
 from jointcut.aot.derivatives.reductions.norms import vector_norm
 from jointcut.aot.derivatives.reductions.ranks import amax, amin
-from jointcut.partition.errors import CallError, message
 
 
 def svd(a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> Any:
-    """Singular value decomposition a = u·diag(s)·vh, s descending. With `compute_uv` false, s alone.
+    """Singular value decomposition a = u·diag(s)·vh, with s descending; s alone without `compute_uv`.
 
-    Tangents, with p = u*·da·v split into a Hermitian part y and a skew part k: ds = real(diag(p)), and u and v turn by
-    y_ij / (s_j - s_i) plus and minus k_ij / (s_j + s_i); beyond the square, by u2*·da·v / s.
-    Source: PyTorch's `svd_jvp` and `svd_backward`, written so that sums and differences are divided apart.
+    Tangents, with p = u*·da·v split into a Hermitian part y and a skew part k: ds = real(diag(p)). u and v rotate by
+    y_ij / (s_j - s_i) plus and minus k_ij / (s_j + s_i); beyond the square, by u2*·da·v / s. Source: PyTorch's
+    `svd_jvp` and `svd_backward`; here sums and differences of s divide separate terms.
 
-    - Equal values: the common turn counts as zero; the turn of u against v is right. So the polar factor u·vh of a
-      matrix has its derivative, also at the identity. PyTorch and JAX give NaN.
-    - Zero values: what is divided by them counts as zero. PyTorch and JAX give NaN or infinity.
-    - Full matrices: the added columns turn only as the others make them. JAX has no derivative here, and PyTorch
-      ignores the added columns.
+    - Equal values: the common rotation counts as zero; the rotation of u against v is right. So the polar factor u·vh
+      of a matrix has its derivative, also at the identity. PyTorch and JAX give NaN.
+    - Zero values: a term divided by one counts as zero. PyTorch and JAX give NaN or infinity.
+    - Full matrices: the added columns rotate only as far as the others force them. JAX has no derivative here, and
+      PyTorch ignores the added columns.
     """
     array = matrix("linalg.svd", "a", a)
     if not compute_uv:
@@ -39,7 +39,7 @@ def svd(a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> An
 def svdvals(a: ArrayLike) -> jax.Array:
     """Singular values, descending. Gradient: u·diag(g)·vh, finite for equal and for zero values.
 
-    Source: PyTorch's `linalg_svdvals`. At a zero value the gradient is that of the vectors that were found, one of many
+    Source: PyTorch's `linalg_svdvals`. At a zero value the gradient uses the computed vectors, and is one of many
     subgradients, as in PyTorch. See `svd` for the second order.
     """
     return _svdvals(matrix("linalg.svdvals", "x", a))
@@ -70,7 +70,7 @@ def _svd_rule(full: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def _turned(u: jax.Array, k: int, turn: jax.Array, outward: jax.Array) -> jax.Array:
-    """The tangent of vectors that turn into each other, and outward; added columns turn back by as much."""
+    """Return the tangent of vectors that rotate into each other and outward; added columns rotate back equally."""
     u1, added = u[..., :, :k], u[..., :, k:]
     if u.shape[-2] == k:
         return u1 @ turn
@@ -109,14 +109,14 @@ def matrix_norm(x: ArrayLike, *, keepdims: bool = False, ord: str | float = "fro
 
     Source: PyTorch's `linalg_matrix_norm`: a vector norm, sums, and singular values.
 
-    - The zero matrix: "fro" has the gradient 0, where JAX gives NaN; "nuc", 2 and -2 that of the singular vectors
-      found, a subgradient; 1 and inf have 0, since |x| has the slope 0 at 0, where JAX gives 1.
+    - The zero matrix: "fro" has the gradient 0, where JAX gives NaN. The gradient of "nuc", 2 and -2 is a subgradient,
+      from the computed singular vectors. 1 and inf have 0, since |x| has the slope 0 at 0, where JAX gives 1.
     - Ties of the largest or smallest row, column or singular value share the gradient evenly.
     """
     array = matrix("linalg.matrix_norm", "x", x)
     if ord not in _ORDERS:
         cure = "Pass 'fro', 'nuc', 1, -1, 2, -2, jnp.inf or -jnp.inf."
-        raise CallError(message("derivatives.linalg.matrix_norm: ord", f"is {ord!r}.", cure))
+        raise refused("linalg.matrix_norm: ord", f"is {ord!r}.", cure)
     if ord == "fro":
         norm = vector_norm(array, axis=(-2, -1))
     elif ord == "nuc":

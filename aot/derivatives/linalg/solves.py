@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, square
-from jointcut.aot.derivatives.slopes import slopes
-from jointcut.partition.errors import CallError, message
+from jointcut.aot.derivatives.arguments import inexact, refused, square
+from jointcut.aot.derivatives.slopes import with_slopes
 
 
 def adjoint(a: jax.Array) -> jax.Array:
@@ -22,16 +21,16 @@ def adjoint(a: jax.Array) -> jax.Array:
 
 
 def matrix(function: str, name: str, value: ArrayLike) -> jax.Array:
-    """Return `value` as an array; refuse what is not a matrix or a batch of them."""
+    """Return `value` as an array; refuse it unless it is a matrix or a batch of matrices."""
     array = inexact(function, name, value)
     if array.ndim < 2:
         what = f"has shape {array.shape}, which is no matrix."
-        raise CallError(message(f"derivatives.{function}: {name}", what, "Pass an array of shape (..., m, n)."))
+        raise refused(f"{function}: {name}", what, "Pass an array of shape (..., m, n).")
     return array
 
 
 def square_matrix(function: str, value: ArrayLike) -> jax.Array:
-    """Return `value` as an array; refuse what is not a square matrix or a batch of them."""
+    """Return `value` as an array; refuse it unless it is a square matrix or a batch of square matrices."""
     array = inexact(function, "a", value)
     square(function, "a", array)
     return array
@@ -45,27 +44,17 @@ def inv(a: ArrayLike) -> jax.Array:
     return _inv(square_matrix("linalg.inv", a))
 
 
-@jax.custom_jvp
-def _inv(a: jax.Array) -> jax.Array:
-    return jnp.linalg.inv(a)
-
-
-slopes(_inv, lambda da, inverse, a: -(inverse @ da @ inverse))
+_inv = with_slopes(jnp.linalg.inv, lambda da, inverse, a: -(inverse @ da @ inverse))
 
 
 def pinv(a: ArrayLike, rtol: float | None = None) -> jax.Array:
     """Pseudo-inverse p. Tangent: -p·da·p + p·p*·da*·(1 - a·p) + (1 - p·a)·da*·p*·p, from the result.
 
-    Source: PyTorch's `pinv_backward` and `pinv_jvp`. The tangent is right where the rank stays: a change that raises
-    the rank has no derivative, and counts as if it did not. At the zero matrix, so, the gradient is zero, as in
-    PyTorch.
+    Source: PyTorch's `pinv_backward` and `pinv_jvp`. The tangent is right where the rank does not change. A change that
+    raises the rank has no derivative; the formula treats it as if the rank stayed. So at the zero matrix the gradient
+    is zero, as in PyTorch.
     """
     return _pinv(rtol, matrix("linalg.pinv", "a", a))
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _pinv(rtol: float | None, a: jax.Array) -> jax.Array:
-    return jnp.linalg.pinv(a, rtol=rtol)
 
 
 def _pinv_tangent(da: jax.Array, p: jax.Array, rtol: float | None, a: jax.Array) -> jax.Array:
@@ -75,7 +64,7 @@ def _pinv_tangent(da: jax.Array, p: jax.Array, rtol: float | None, a: jax.Array)
     return -(p @ da @ p) + p @ (ph @ wide) + (tall @ ph) @ p
 
 
-slopes(_pinv, _pinv_tangent)
+_pinv = with_slopes(lambda rtol, a: jnp.linalg.pinv(a, rtol=rtol), _pinv_tangent, options=1)
 
 
 def solve(a: ArrayLike, b: ArrayLike) -> jax.Array:
@@ -99,17 +88,16 @@ def solve_triangular(
 
 
 def lstsq(a: ArrayLike, b: ArrayLike, rcond: float | None = None) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Least-squares solution x of a·x = b, the shortest; also the squares left, the rank and the singular values.
+    """The shortest least-squares solution x of a·x = b, with the residual squares, the rank and the singular values.
 
-    Tangent of x, with p the pseudo-inverse: p·(db - da·x) + p·p*·da*·(b - a·x) + (1 - p·a)·da*·p*·x.
-    Source: PyTorch's `linalg_lstsq_backward`, which goes by its `pinv`. JAX differentiates a singular value
-    decomposition, and gives NaN for equal singular values and for matrices without full rank. Only x, and the squares
-    left, have a derivative here.
+    Tangent of x, with p the pseudo-inverse: p·(db - da·x) + p·p*·da*·(b - a·x) + (1 - p·a)·da*·p*·x. Source: PyTorch's
+    `linalg_lstsq_backward`, which uses its `pinv`. JAX differentiates a singular value decomposition, and gives NaN for
+    equal singular values and for matrices without full rank. Here only x and the residual squares have a derivative.
     """
     left, right = matrix("linalg.lstsq", "a", a), inexact("linalg.lstsq", "b", b)
     if left.ndim != 2 or right.ndim not in (1, 2) or left.shape[0] != right.shape[0]:
         what = f"have the shapes {left.shape} and {right.shape}."
-        raise CallError(message("derivatives.linalg.lstsq: a and b", what, "Pass a[m, n], and b[m] or b[m, k]."))
+        raise refused("linalg.lstsq: a and b", what, "Pass a[m, n], and b[m] or b[m, k].")
     x, left_over, rank, values = _lstsq(rcond, left, right)
     return x, left_over, rank, values
 
@@ -138,17 +126,17 @@ def _off_range(p: jax.Array, a: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def matrix_power(a: ArrayLike, n: int) -> jax.Array:
-    """A to the whole power n, by repeated squaring; negative powers are those of the inverse.
+    """A to the whole power n, by repeated squaring; a negative power is a power of the inverse.
 
-    Source: PyTorch's `matrix_power`, which is made of products too. A power of 0 is the identity, and has the gradient
-    zero. These are JAX's own rules; for a singular matrix only negative powers have none.
+    Source: PyTorch's `matrix_power`, which is made of products too. The power 0 is the identity, and has the gradient
+    zero. These are JAX's own rules. Only negative powers of a singular matrix have no derivative.
     """
     array = square_matrix("linalg.matrix_power", a)
     try:
         power = operator.index(n)
     except TypeError:
         what = f"is {n!r}, which is no whole number."
-        raise CallError(message("derivatives.linalg.matrix_power: n", what, "Pass an int.")) from None
+        raise refused("linalg.matrix_power: n", what, "Pass an int.") from None
     if power < 0:
         return jnp.linalg.matrix_power(_inv(array), -power)
     return jnp.linalg.matrix_power(array, power)
@@ -166,16 +154,11 @@ def sqrtm(a: ArrayLike) -> jax.Array:
     """Square root x of a square matrix, complex: x·x = a. Tangent: the solution of x·dx + dx·x = da.
 
     Source: the derivative of x·x = a (Higham, "Functions of Matrices", 2008, section 6.1); PyTorch has no such
-    function. JAX has the value, by Schur's factors, which it has on CPU alone, and no derivative: it raises
-    `NotImplementedError`. Where two eigenvalues of x add up to zero, as in a singular matrix, the slope is infinite;
-    there a cotangent of zero gives zero, and any other NaN or numbers without a meaning.
+    function. JAX computes the value by Schur's factors, on CPU alone. It has no derivative, and raises
+    `NotImplementedError`. Where two eigenvalues of x add up to zero, as in a singular matrix, the slope is infinite.
+    There a zero cotangent gives zero; any other cotangent gives NaN or meaningless numbers.
     """
     return jnp.vectorize(_sqrtm, signature="(n,n)->(n,n)")(square_matrix("linalg.sqrtm", a))
-
-
-@jax.custom_jvp
-def _sqrtm(a: jax.Array) -> jax.Array:
-    return jax.scipy.linalg.sqrtm(a)
 
 
 def _sqrtm_tangent(da: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
@@ -192,4 +175,4 @@ def _sqrtm_tangent(da: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
     return jax.lax.custom_linear_solve(both, da.astype(x.dtype), solve_, back)
 
 
-slopes(_sqrtm, _sqrtm_tangent)
+_sqrtm = with_slopes(jax.scipy.linalg.sqrtm, _sqrtm_tangent)

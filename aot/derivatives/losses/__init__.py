@@ -6,7 +6,7 @@ PyTorch has them along the second.
 
 Files, in reading order:
 
-    reduced: Reduce the losses of single elements, and check what they are made from.
+    reduced: Reduce the losses of single elements, and check their arguments.
     pointwise: Losses of one element each: squares, distances, likelihoods, and cross entropies of two classes.
     classes: Cross entropy and negative log-likelihood of classes.
     margins: Losses that are zero beyond a margin.

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, one_of
+from jointcut.aot.derivatives.arguments import inexact, one_of, refused
 from jointcut.aot.derivatives.elementwise.activations import log_softmax
-from jointcut.aot.derivatives.losses.reduced import REDUCTIONS, labels_for, loud, mean
-from jointcut.partition.errors import CallError, message
+from jointcut.aot.derivatives.losses.reduced import REDUCTIONS, labels_for, loud, mean, times_log
 
 
 def cross_entropy(
@@ -26,8 +25,8 @@ def cross_entropy(
     softmax. Source: PyTorch's `cross_entropy`: `log_softmax`, then `nll_loss` or a product with the probabilities. Mean
     divides by the weights of the labels that count, or by the number of rows for probabilities.
 
-    - A logit of -inf has probability 0 and slope 0. If its q is 0 too the product counts as 0; PyTorch gives NaN for
-      probabilities and for smoothed labels, JAX too.
+    - A logit of -inf has probability 0 and slope 0. If its q is 0 too, the product counts as 0. PyTorch and JAX give
+      NaN there for probabilities and for smoothed labels.
     - All labels ignored: the mean is 0/0, NaN, as in PyTorch; the gradient is 0.
     - A label that is no class has the loss NaN; PyTorch raises.
     """
@@ -57,8 +56,8 @@ def nll_loss(
 ) -> jax.Array:
     """Minus the log-probability of each label, from log-probabilities along the last axis.
 
-    Its slope is minus the label's weight at the label, and 0 elsewhere. Source: PyTorch's `nll_loss_backward`. Labels
-    equal to `ignore_index` count for nothing, whatever stands in their rows. All ignored, the mean is NaN, as in
+    Its slope is minus the label's weight at the label, and 0 elsewhere. Source: PyTorch's `nll_loss_backward`. Rows
+    with the label `ignore_index` count for nothing, whatever they hold. If all are ignored, the mean is NaN, as in
     PyTorch.
     """
     logp = inexact("nll_loss", "log_probs", log_probs, real=True)
@@ -83,7 +82,7 @@ def _hard(
     picked = jnp.take_along_axis(logp, index[..., None], -1)[..., 0]
     losses = jnp.where(kept, -scale * picked, 0)
     if smoothing:
-        even = -_product(weight, logp).sum(-1)
+        even = -times_log(weight, logp).sum(-1)
         losses = jnp.where(kept, (1 - smoothing) * losses + smoothing / logp.shape[-1] * even, 0)
     losses = loud(losses, labels, ignore_index, logp.shape[-1])
     if reduction == "none":
@@ -96,19 +95,13 @@ def _soft(z: jax.Array, target: jax.Array, weight: jax.Array, reduction: str, sm
     if target.shape != z.shape:
         what = f"are probabilities of shape {target.shape}, but the logits have shape {z.shape}."
         cure = "Pass as many probabilities as logits, or integer labels."
-        raise CallError(message("derivatives.cross_entropy: the targets", what, cure))
+        raise refused("cross_entropy: the targets", what, cure)
     q = (1 - smoothing) * target.astype(z.dtype) + smoothing / z.shape[-1]
-    losses = -_product(q * weight, log_softmax(z)).sum(-1)
+    losses = -times_log(q * weight, log_softmax(z)).sum(-1)
     if reduction == "none":
         return losses
     rows = max(losses.size, 1)
     return losses.sum() if reduction == "sum" else losses.sum() / rows
-
-
-def _product(q: jax.Array, logp: jax.Array) -> jax.Array:
-    """Q * logp, but 0 where q is 0 and logp is -inf."""
-    impossible = (q == 0) & jnp.isneginf(logp)
-    return q * jnp.where(impossible, 0, logp)
 
 
 def _class_weights(function: str, weight: ArrayLike | None, z: jax.Array) -> jax.Array:
@@ -118,14 +111,14 @@ def _class_weights(function: str, weight: ArrayLike | None, z: jax.Array) -> jax
     array = jnp.asarray(weight).astype(z.dtype)
     if array.shape != classes:
         what = f"has shape {array.shape}, but there are {classes[0]} classes."
-        raise CallError(message(f"derivatives.{function}: weight", what, "Pass one weight for each class."))
+        raise refused(f"{function}: weight", what, "Pass one weight for each class.")
     return array
 
 
 def _check(z: jax.Array, smoothing: float, function: str) -> None:
     if z.ndim < 1:
         what = "is a scalar, and has no axis of classes."
-        raise CallError(message(f"derivatives.{function}: the first argument", what, "Pass an array, classes last."))
+        raise refused(f"{function}: the first argument", what, "Pass an array, classes last.")
     if not 0 <= smoothing <= 1:
         what = f"is {smoothing}."
-        raise CallError(message(f"derivatives.{function}: label_smoothing", what, "Pass a number from 0 to 1."))
+        raise refused(f"{function}: label_smoothing", what, "Pass a number from 0 to 1.")

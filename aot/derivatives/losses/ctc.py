@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, one_of
+from jointcut.aot.derivatives.arguments import inexact, one_of, refused
 from jointcut.aot.derivatives.losses.reduced import REDUCTIONS
-from jointcut.partition.errors import CallError, message
 
-_NEVER = -1e30  # stands for log(0), and has derivatives
+_NEVER = -1e30  # in place of log(0), with finite derivatives
 
 
 def ctc_loss(
@@ -27,11 +26,11 @@ def ctc_loss(
 
     Shapes: `log_probs[time, batch, classes]`, `labels[batch, places]`, and lengths of both for each of the batch. Mean
     divides each loss by the number of its labels. Slope: minus the share of the likelihood that passes through each
-    class at each time. Source: PyTorch's `ctc_loss_backward`, which adds exp(log_probs) to it; behind a `log_softmax`,
-    for which it is meant, the gradients are equal. PyTorch has no second derivative.
+    class at each time. Source: PyTorch's `ctc_loss_backward`, which adds exp(log_probs) to it. PyTorch's loss is meant
+    to follow a `log_softmax`; there both gradients are equal. PyTorch has no second derivative.
 
-    Where the labels do not fit the time the loss is infinite, or 0 with `zero_infinity`; the gradient is 0 in both
-    cases, where PyTorch's is NaN in the first. A log-probability of -inf is a class that cannot be, and has slope 0.
+    Where the labels do not fit the time, the loss is infinite, or 0 with `zero_infinity`. The gradient is 0 in both
+    cases; PyTorch gives NaN for the infinite loss. A log-probability of -inf is an impossible class, and has slope 0.
     """
     logp, targets, times, places = _checked(log_probs, labels, input_lengths, label_lengths, blank)
     one_of("ctc_loss", "reduction", reduction, REDUCTIONS)
@@ -45,7 +44,7 @@ def ctc_loss(
 
 
 def _likelihood(logp: jax.Array, labels: jax.Array, time: jax.Array, places: jax.Array, blank: int) -> jax.Array:
-    """Log-likelihood of one sequence: the sum over paths, by one step of time after another."""
+    """Return the log-likelihood of one sequence: the sum over paths, computed step by step in time."""
     states = 2 * labels.size + 1
     states_at = jnp.arange(states)
     extended = jnp.full(states, blank, labels.dtype).at[1::2].set(labels)
@@ -67,7 +66,7 @@ def _likelihood(logp: jax.Array, labels: jax.Array, time: jax.Array, places: jax
 
 
 def _log_sum(x: jax.Array, axis: int) -> jax.Array:
-    """Logarithm of the sum of exponentials of finite numbers."""
+    """Return the logarithm of the sum of exponentials of finite numbers."""
     top = lax.stop_gradient(x.max(axis, keepdims=True))
     return jnp.log(jnp.exp(x - top).sum(axis)) + top.squeeze(axis)
 
@@ -84,11 +83,11 @@ def _checked(
         cure = (
             "Pass log_probs[time, batch, classes], labels[batch, places], and a length of each for each of the batch."
         )
-        raise CallError(message("derivatives.ctc_loss: the inputs", what, cure))
+        raise refused("ctc_loss: the inputs", what, cure)
     if not all(jnp.issubdtype(x.dtype, jnp.integer) for x in whole):
         what = f"have the types {', '.join(str(x.dtype) for x in whole)}."
-        raise CallError(message("derivatives.ctc_loss: labels and lengths", what, "Pass integers."))
+        raise refused("ctc_loss: labels and lengths", what, "Pass integers.")
     if not 0 <= blank < logp.shape[2]:
         what = f"is {blank}, but there are {logp.shape[2]} classes."
-        raise CallError(message("derivatives.ctc_loss: blank", what, "Pass one of the classes."))
+        raise refused("ctc_loss: blank", what, "Pass one of the classes.")
     return logp, targets, times, places

@@ -1,10 +1,10 @@
 """Take the cross entropy of hidden states against a vocabulary, without ever holding the logits.
 
-The plain loss makes one logit for each token and each word of the vocabulary, and keeps as many for its backward: 2,048
-tokens and 64,000 words are 524 MB in float32, held twice. Here the vocabulary is walked in chunks. The forward carries
-the logarithm of the sum of exponentials along; the backward makes the logits of a chunk again, and turns them at once
-into the gradients of the hidden states and of that chunk's weights. So memory holds one chunk of logits at a time,
-however many words there are, for one more product of matrices than the plain way.
+The plain loss makes one logit for each token and each word of the vocabulary, and saves them all for its backward:
+2,048 tokens and 64,000 words are 524 MB in float32, held twice. Here the vocabulary is walked in chunks. The forward
+carries the logarithm of the sum of exponentials along. The backward computes the logits of a chunk again, and turns
+them at once into the gradients of the hidden states and of the chunk's weights. So memory holds one chunk of logits at
+a time, for any number of words. The cost is one more product of matrices than in the plain loss.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jointcut.aot.derivatives.checks import inexact, one_of
+from jointcut.aot.derivatives.arguments import inexact, one_of, refused
 from jointcut.aot.derivatives.losses.reduced import REDUCTIONS, labels_for, loud, mean
-from jointcut.partition.errors import CallError, message
 
-CHUNK_NUMBERS = 2**22  # logits held at a time: 16 MiB in float32, small beside what XLA needs for a matrix product
+CHUNK_NUMBERS = 2**22  # logits held at a time: 16 MiB in float32, little beside XLA's memory for a matrix product
 
 
 def linear_cross_entropy(
@@ -35,25 +34,25 @@ def linear_cross_entropy(
     reduction: str = "mean",
     chunk: int | None = None,
 ) -> Array:
-    """Cross entropy of `hidden @ weight.T + bias` against `labels`, the logits never held.
+    """Cross entropy of `hidden @ weight.T + bias` against `labels`; the logits are never held.
 
     Shapes are `hidden[..., width]`, `weight[vocabulary, width]`, `labels[...]` (integers), `bias[vocabulary]` and
     `class_weight[vocabulary]`. Tokens labelled `ignore_index` count for nothing: their loss and gradients are exactly
     zero, and the mean leaves them out. If all are ignored the mean is 0 / 0, NaN, as in PyTorch, and the gradient 0.
     A label that is no word has the loss NaN; PyTorch raises.
 
-    `chunk` is how many words are held at a time. Left out, it is the largest divisor of the vocabulary with at most
-    4 million logits, or as many as there are hidden numbers if those are more. A vocabulary without a good divisor is
+    `chunk` is the number of words held at a time. The default is the largest divisor of the vocabulary with at most 4
+    million logits, or at most as many logits as hidden numbers, if that is more. A vocabulary without a good divisor is
     padded, which costs one copy of `weight`. Sums are taken in float32 where the inputs are shorter.
 
     Formula: loss = sum(q) * logsumexp(z) - sum(q * z) over the words, with q the smoothed and weighted target; its
-    tangent is sum((sum(q) * softmax(z) - q) * dz). Source: PyTorch's `linear_cross_entropy`, whose chunked way has no
-    forward mode and no second derivative; this has both. A logit of -inf has probability 0 and gradient 0.
+    tangent is sum((sum(q) * softmax(z) - q) * dz). Source: PyTorch's `linear_cross_entropy`, whose chunked form has no
+    forward mode and no second derivative; this function has both. A logit of -inf has probability 0 and gradient 0.
     """
     name = "linear_cross_entropy"
     one_of(name, "reduction", reduction, REDUCTIONS)
     hidden, weight = inexact(name, "hidden", hidden, real=True), inexact(name, "weight", weight, real=True)
-    _check(hidden, weight, labels, bias, class_weight, label_smoothing, chunk)
+    _check(hidden, weight, bias, class_weight, label_smoothing, chunk)
     labels = labels_for(name, labels, hidden.shape[:-1])
     tokens, words = labels.size, weight.shape[0]
     x, y = hidden.reshape(tokens, hidden.shape[-1]), labels.reshape(tokens)
@@ -69,7 +68,7 @@ def linear_cross_entropy(
 
 
 def chunk_size(tokens: int, width: int, words: int) -> int:
-    """How many words of the vocabulary to hold at a time.
+    """Return the number of words of the vocabulary to hold at a time.
 
     >>> chunk_size(tokens=2048, width=256, words=64000)
     2000
@@ -86,7 +85,7 @@ def _wide(x: Array) -> Any:
 
 
 class _Target(NamedTuple):
-    """What the tokens should be: a label (-1 for none), a weight for each token, and one for each word."""
+    """The targets: a label for each token (-1 for none), a weight for each token, and a weight for each word."""
 
     labels: Array
     scale: Array
@@ -100,7 +99,7 @@ def _target(y: Array, kept: Array, words: int, class_weight: Any, dtype: Any) ->
 
 
 def _padded(weight: Array, bias: Any, more: int) -> tuple[Array, Array | None]:
-    """Add words that no token can be, so that all chunks have one size."""
+    """Add words of probability 0, so that all chunks have one size."""
     if more == 0:
         return weight, bias
     given = jnp.zeros(weight.shape[0], _wide(weight)) if bias is None else bias
@@ -111,10 +110,10 @@ def _padded(weight: Array, bias: Any, more: int) -> tuple[Array, Array | None]:
 def _rows(
     size: int, smooth: float, x: Array, weight: Array, bias: Array | None, target: _Target
 ) -> tuple[Array, Array]:
-    """For each token the logsumexp of its logits, and the sum of its logits times the target."""
+    """Return, for each token, the logsumexp of its logits and the sum of its logits times the target."""
     nothing = jnp.zeros_like(target.scale)
 
-    def step(carry: tuple[Array, Array, Array], part: _Part) -> tuple[tuple[Array, Array, Array], None]:
+    def step(carry: tuple[Array, Array, Array], part: _Chunk) -> tuple[tuple[Array, Array, Array], None]:
         top, total, picked = carry
         z = _logits(x, part)
         higher = jnp.maximum(top, z.max(1))
@@ -141,7 +140,7 @@ def _rows_rule(
     lse, picked = _rows(size, smooth, x, weight, bias, target)
 
     @jax.checkpoint
-    def step(carry: tuple[Array, Array], both: tuple[_Part, _Part]) -> tuple[tuple[Array, Array], None]:
+    def step(carry: tuple[Array, Array], both: tuple[_Chunk, _Chunk]) -> tuple[tuple[Array, Array], None]:
         part, change = both
         softmax = jnp.exp(_logits(x, part) - jnp.where(jnp.isfinite(lse), lse, 0)[:, None])
         dz = _product(dx, part.weight, lse.dtype) + _logits(x, change)
@@ -156,7 +155,7 @@ def _rows_rule(
     return (lse, picked), out
 
 
-class _Part(NamedTuple):
+class _Chunk(NamedTuple):
     """One chunk of the vocabulary: its weights, its biases, its classes' weights, and where it starts."""
 
     weight: Array
@@ -165,20 +164,20 @@ class _Part(NamedTuple):
     start: Array
 
 
-def _parts(size: int, weight: Array, bias: Array | None, classes: Array) -> _Part:
+def _parts(size: int, weight: Array, bias: Array | None, classes: Array) -> _Chunk:
     chunks = weight.shape[0] // size
     biases = None if bias is None else bias.reshape(chunks, size)
     classes = jnp.pad(classes, (0, chunks * size - classes.size))
     starts = jnp.arange(chunks) * size
-    return _Part(weight.reshape(chunks, size, weight.shape[1]), biases, classes.reshape(chunks, size), starts)
+    return _Chunk(weight.reshape(chunks, size, weight.shape[1]), biases, classes.reshape(chunks, size), starts)
 
 
 def _sharp(smooth: float, target: _Target) -> Array:
-    """What the target gives to the label of each token, beside what it gives to all words alike."""
+    """Return the target's share for the label of each token, without the share that all words get."""
     return (1 - smooth * target.classes.size) * target.scale
 
 
-def _logits(x: Array, part: _Part) -> Array:
+def _logits(x: Array, part: _Chunk) -> Array:
     z = _product(x, part.weight, jnp.dtype(part.classes.dtype))
     return z if part.bias is None else z + part.bias
 
@@ -187,22 +186,26 @@ def _product(x: Array, weight: Array, dtype: Any) -> Array:
     return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
 
-def _check(x: Array, weight: Array, labels: Any, bias: Any, classes: Any, smooth: float, chunk: Any) -> None:
+def _check(x: Array, weight: Array, bias: Any, classes: Any, smooth: float, chunk: Any) -> None:
     if weight.ndim != 2 or x.ndim < 1 or x.shape[-1] != weight.shape[-1]:
         what = f"have the shapes {x.shape} and {weight.shape}."
-        raise _error("hidden and weight", what, "Pass hidden[..., width] and weight[vocabulary, width].")
+        raise refused(
+            "linear_cross_entropy: hidden and weight", what, "Pass hidden[..., width] and weight[vocabulary, width]."
+        )
     if x.dtype != weight.dtype:
         what = f"have the types {x.dtype} and {weight.dtype}."
-        raise _error("hidden and weight", what, "Convert one, so that gradients have the types that you want.")
+        raise refused(
+            "linear_cross_entropy: hidden and weight",
+            what,
+            "Convert one, so that gradients have the types that you want.",
+        )
     for name, given in (("bias", bias), ("class_weight", classes)):
         if given is not None and jnp.shape(given) != weight.shape[:1]:
             what = f"has shape {jnp.shape(given)}, but there are {weight.shape[0]} words."
-            raise _error(name, what, "Pass one number for each word of the vocabulary.")
+            raise refused(f"linear_cross_entropy: {name}", what, "Pass one number for each word of the vocabulary.")
     if not 0 <= smooth <= 1:
-        raise _error("label_smoothing", f"is {smooth}.", "Pass a number from 0 to 1.")
+        raise refused("linear_cross_entropy: label_smoothing", f"is {smooth}.", "Pass a number from 0 to 1.")
     if chunk is not None and chunk < 1:
-        raise _error("chunk", f"is {chunk}.", "Pass a positive number of words, or leave it out.")
-
-
-def _error(name: str, what: str, cure: str) -> CallError:
-    return CallError(message(f"derivatives.linear_cross_entropy: {name}", what, cure))
+        raise refused(
+            "linear_cross_entropy: chunk", f"is {chunk}.", "Pass a positive number of words, or leave it out."
+        )

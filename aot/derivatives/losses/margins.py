@@ -1,7 +1,7 @@
 """Losses that are zero beyond a margin.
 
-At the margin itself each has the subgradient that PyTorch's kernel has: 1 where it clamps, 0 where it asks for a
-violation. JAX's `maximum` has 1/2 in both cases.
+At the margin itself each loss has the subgradient of PyTorch's kernel: 1 if the kernel clamps, 0 if it counts only
+violations. JAX's `maximum` has 1/2 in both cases.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact
+from jointcut.aot.derivatives.arguments import inexact, refused
 from jointcut.aot.derivatives.losses.reduced import clamped_below, labels_for, one_shape, pair, reduced
-from jointcut.partition.errors import CallError, message
 
 
 def hinge_embedding_loss(
     prediction: ArrayLike, target: ArrayLike, margin: float = 1.0, reduction: str = "mean"
 ) -> jax.Array:
-    """X where the target is 1, and max(0, margin - x) where it is -1.
+    """The prediction x where the target is 1, and max(0, margin - x) where it is -1.
 
     Source: PyTorch's `hinge_embedding_loss`, made of `clamp_min`: at x = margin the slope is -1. JAX gives -1/2.
     """
@@ -32,8 +31,8 @@ def margin_ranking_loss(
 ) -> jax.Array:
     """max(0, margin - y·(a - b)): 0 where `first` exceeds `second` by the margin, for y = 1; the other way for y = -1.
 
-    Source: PyTorch's `margin_ranking_loss`, made of `clamp_min`: at the margin, so at a = b for margin 0, the slopes
-    are -y and y. JAX gives half of it.
+    Source: PyTorch's `margin_ranking_loss`, made of `clamp_min`: at the margin (a = b for margin 0) the slopes are -y
+    and y. JAX gives half of them.
     """
     name = "margin_ranking_loss"
     a, y = pair(name, first, target)
@@ -51,12 +50,13 @@ def multi_margin_loss(
 ) -> jax.Array:
     """Sum over the other classes of max(0, margin - x[label] + x[class])^p, over the number of classes.
 
-    Source: PyTorch's `multi_margin_loss_backward`, which asks for a violation: at the margin the slope is 0, where JAX
-    gives 1/2 for p = 1. PyTorch has no second derivative; here it is 0 for p = 1, and that of the squares for p = 2.
+    Source: PyTorch's `multi_margin_loss_backward`, which counts only violations: at the margin the slope is 0, where
+    JAX gives 1/2 for p = 1. PyTorch has no second derivative. Here it is 0 for p = 1; for p = 2 it is the second
+    derivative of the squares.
     """
     name = "multi_margin_loss"
     if p not in (1, 2):
-        raise CallError(message(f"derivatives.{name}: p", f"is {p!r}.", "Pass 1 or 2."))
+        raise refused(f"{name}: p", f"is {p!r}.", "Pass 1 or 2.")
     x = inexact(name, "prediction", prediction, real=True)
     y = labels_for(name, labels, x.shape[:-1])
     over = margin - jnp.take_along_axis(x, y[..., None], -1) + x
@@ -71,7 +71,7 @@ def multilabel_margin_loss(prediction: ArrayLike, labels: ArrayLike, reduction: 
     """Sum of max(0, 1 - x[label] + x[class]) over a row's labels and its other classes, over the number of classes.
 
     Each row of labels holds classes up to the first negative number. Source: PyTorch's
-    `multilabel_margin_loss_backward`, which asks for a violation: at the margin the slope is 0, where JAX gives 1/2.
+    `multilabel_margin_loss_backward`, which counts only violations: at the margin the slope is 0, where JAX gives 1/2.
     The second derivative is 0.
     """
     name = "multilabel_margin_loss"
@@ -128,7 +128,7 @@ def cosine_embedding_loss(
     """1 - cos where the target is 1, and max(0, cos - margin) where it is -1, vectors along the last axis.
 
     cos = a·b / sqrt((|a|² + 1e-12)(|b|² + 1e-12)). Source: PyTorch's `cosine_embedding_loss`. At a zero vector the
-    cosine is 0 and its slope b / (1e-6·|b|), finite by the 1e-12; at the margin the slope is that of `clamp_min`, 1.
+    cosine is 0 and its slope b / (1e-6·|b|), finite by the 1e-12; at the margin the slope is 1, as for `clamp_min`.
     """
     name = "cosine_embedding_loss"
     one_shape(name, jnp.shape(first), jnp.shape(second))
@@ -140,4 +140,4 @@ def cosine_embedding_loss(
     return reduced(name, losses, reduction)
 
 
-_LEAST = 9.999999960041972e-13  # what PyTorch adds to a squared length: 1e-12 in float32, whatever the type
+_LEAST = 9.999999960041972e-13  # PyTorch's addition to a squared length: 1e-12 in float32, whatever the type

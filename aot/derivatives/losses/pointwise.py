@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, not_negative
+from jointcut.aot.derivatives.arguments import inexact, not_negative
 from jointcut.aot.derivatives.elementwise.angles import abs
-from jointcut.aot.derivatives.losses.reduced import pair, positive, reduced
-from jointcut.aot.derivatives.slopes import slopes
+from jointcut.aot.derivatives.losses.reduced import pair, positive, reduced, times_log
+from jointcut.aot.derivatives.slopes import with_slopes
 
 
 def mse_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> jax.Array:
@@ -50,7 +50,7 @@ def smooth_l1_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "m
     """The Huber loss over `beta`: its slope far away is 1. For `beta` 0 it is the absolute difference.
 
     Source: PyTorch's `smooth_l1_loss_backward` and `smooth_l1_loss_double_backward`. The second derivative at `beta` is
-    0, as in PyTorch. With `beta` 0 a formula that divides by it gives NaN; here, as in PyTorch, `l1_loss` takes over.
+    0, as in PyTorch. With `beta` 0, a division by it would give NaN; `l1_loss` is used instead, as in PyTorch.
     """
     not_negative("smooth_l1_loss", "beta", beta)
     x, y = pair("smooth_l1_loss", prediction, target)
@@ -66,7 +66,7 @@ def smooth_l1_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "m
 
 _FLOOR = -100.0  # PyTorch's bound for a logarithm in a cross entropy
 _LEAST = 9.999999960041972e-13  # PyTorch's bound for p * (1 - p): 1e-12 in float32, whatever the type
-_EPS = 1e-12  # what PyTorch adds in the second derivative
+_EPS = 1e-12  # PyTorch's addition in the second derivative
 
 
 def binary_cross_entropy(
@@ -79,30 +79,16 @@ def binary_cross_entropy(
 
     - p = 0 and y = 0, or p = 1 and y = 1: the loss is 0 and the slope for p is 0, as in PyTorch. JAX gives NaN.
     - p = 0 and y = 1: the loss is 100 and the slope -1e12, as in PyTorch; JAX gives infinity.
-    - The slope for y at p = 0 is 100, that of the bounded loss, and its own slope 0. PyTorch's are infinite, as JAX's.
+    - At p = 0 the slope for y is 100, as the loss is bounded, and the second slope 0. In PyTorch and JAX both are
+      infinite.
     """
     p, y = pair("binary_cross_entropy", prediction, target)
     losses = _two_classes(*jnp.broadcast_arrays(p, y))
     return reduced("binary_cross_entropy", _weighted("binary_cross_entropy", losses, weight), reduction)
 
 
-@jax.custom_jvp
-def _two_classes(p: jax.Array, y: jax.Array) -> jax.Array:
-    return -(y * _bounded_log(p) + (1 - y) * _bounded_log1m(p))
-
-
-@jax.custom_jvp
-def _two_classes_slope(p: jax.Array, y: jax.Array) -> jax.Array:
-    return (p - y) / jnp.maximum(p * (1 - p), _LEAST)
-
-
 def _two_classes_curvature(p: jax.Array, y: jax.Array) -> jax.Array:
     return (p * p - 2 * p * y + y) / (jnp.square(p + _EPS) * jnp.square(1 - p + _EPS))
-
-
-@jax.custom_jvp
-def _odds(p: jax.Array) -> jax.Array:
-    return _bounded_log1m(p) - _bounded_log(p)
 
 
 def _bounded_log(p: jax.Array) -> jax.Array:
@@ -117,17 +103,20 @@ def _is_bounded(p: jax.Array) -> jax.Array:
     return jnp.minimum(jnp.log(p), jnp.log1p(-p)) <= _FLOOR
 
 
-slopes(
-    _two_classes,
+_two_classes = with_slopes(
+    lambda p, y: -(y * _bounded_log(p) + (1 - y) * _bounded_log1m(p)),
     lambda tangent, _, p, y: tangent * _two_classes_slope(p, y),
     lambda tangent, _, p, y: tangent * _odds(p),
 )
-slopes(
-    _two_classes_slope,
+_two_classes_slope = with_slopes(
+    lambda p, y: (p - y) / jnp.maximum(p * (1 - p), _LEAST),
     lambda tangent, _, p, y: tangent * _two_classes_curvature(p, y),
     lambda tangent, _, p, y: -tangent / jnp.maximum(p * (1 - p), _LEAST),
 )
-slopes(_odds, lambda tangent, _, p: jnp.where(_is_bounded(p), 0, -tangent / jnp.where(_is_bounded(p), 1, p * (1 - p))))
+_odds = with_slopes(
+    lambda p: _bounded_log1m(p) - _bounded_log(p),
+    lambda tangent, _, p: jnp.where(_is_bounded(p), 0, -tangent / jnp.where(_is_bounded(p), 1, p * (1 - p))),
+)
 
 
 def binary_cross_entropy_with_logits(
@@ -150,13 +139,10 @@ def binary_cross_entropy_with_logits(
     return reduced(name, _weighted(name, losses, weight), reduction)
 
 
-@jax.custom_jvp
-def softplus(x: jax.Array) -> jax.Array:
-    """log(1 + exp(x)), with the slope sigmoid(x)."""
-    return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
-
-
-slopes(softplus, lambda tangent, _, x: tangent * jax.nn.sigmoid(x))
+#: log(1 + exp(x)), with the slope sigmoid(x).
+softplus = with_slopes(
+    lambda x: jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x))), lambda tangent, _, x: tangent * jax.nn.sigmoid(x)
+)
 
 
 def soft_margin_loss(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean") -> jax.Array:
@@ -190,8 +176,8 @@ def kl_div(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean", lo
 
     Slopes: -y for x and log(y) + 1 - x for y. Source: PyTorch's `kl_div`, made of `xlogy`.
 
-    - y = 0: the loss is 0, and the slope for x 0. That for y is -infinity in the limit; here it is -x, since log(y) + 1
-      is counted as 0 where `xlogy` is. PyTorch and JAX give NaN.
+    - y = 0: the loss is 0, and the slope for x is 0. The slope for y is -infinity in the limit; here it is -x, since
+      log(y) + 1 is counted as 0 where `xlogy` is 0. PyTorch and JAX give NaN.
     - With `log_target`, y = -inf (probability 0): loss and slopes are 0; PyTorch and JAX give NaN.
     """
     x, y = pair("kl_div", prediction, target)
@@ -201,14 +187,8 @@ def kl_div(prediction: ArrayLike, target: ArrayLike, reduction: str = "mean", lo
     else:
         possible = y > 0
         safe = jnp.where(possible, y, 1)
-        losses = jnp.where(possible, safe * jnp.log(safe), 0 * y) - _nothing_times(y, x)
+        losses = jnp.where(possible, safe * jnp.log(safe), 0 * y) - times_log(y, x)
     return reduced("kl_div", losses, reduction)
-
-
-def _nothing_times(y: jax.Array, x: jax.Array) -> jax.Array:
-    """Y * x, but 0 where y is 0 and x, a log-probability, is -inf."""
-    impossible = (y == 0) & jnp.isneginf(x)
-    return y * jnp.where(impossible, 0, x)
 
 
 def poisson_nll_loss(
@@ -255,12 +235,7 @@ def gaussian_nll_loss(
     return reduced(name, losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
 
 
-@jax.custom_jvp
-def _bounded_variance(variance: jax.Array, eps: float) -> jax.Array:
-    return jnp.maximum(variance, eps)
-
-
-slopes(_bounded_variance, lambda tangent, _, variance, eps: tangent, None)
+_bounded_variance = with_slopes(jnp.maximum, lambda tangent, _, variance, eps: tangent, None)
 
 
 def _weighted(function: str, losses: jax.Array, weight: ArrayLike | None) -> jax.Array:

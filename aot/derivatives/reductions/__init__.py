@@ -1,4 +1,4 @@
-"""Functions over axes: norms, sums and products, ranks, what has come so far, distances.
+"""Functions over axes: norms, sums and products, ranks, cumulative functions, distances.
 
 Files, in reading order:
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, one_axis
-from jointcut.aot.derivatives.slopes import slopes
+from jointcut.aot.derivatives.arguments import inexact, one_axis
+from jointcut.aot.derivatives.slopes import with_slopes
 
 
 def cumsum(a: ArrayLike, axis: int) -> jax.Array:
-    """The sums so far. Slope: 1 for what comes before (PyTorch's `cumsum_backward`). The derivative is JAX's own."""
+    """The sums so far. Slope: 1 for all elements so far (PyTorch's `cumsum_backward`). The derivative is JAX's own."""
     array = inexact("cumsum", "a", a)
     return jnp.cumsum(array, axis=one_axis("cumsum", axis, array.ndim))
 
@@ -21,7 +19,7 @@ def cumsum(a: ArrayLike, axis: int) -> jax.Array:
 def cumprod(a: ArrayLike, axis: int) -> jax.Array:
     """The products so far. Slope: the product of all others (PyTorch's `cumprod_backward`).
 
-    It is right at any number of zeros, in every order. The derivative is JAX's own, which divides by nothing either.
+    It is right at any number of zeros, in every order. The derivative is JAX's own, which does not divide.
     """
     array = inexact("cumprod", "a", a)
     return jnp.cumprod(array, axis=one_axis("cumprod", axis, array.ndim))
@@ -30,16 +28,12 @@ def cumprod(a: ArrayLike, axis: int) -> jax.Array:
 def logcumsumexp(a: ArrayLike, axis: int) -> jax.Array:
     """log(cumsum(exp(a))), JAX's `lax.cumlogsumexp`. Slope: exp(a - result) (PyTorch's `logcumsumexp_backward`).
 
-    It is a linear recurrence whose factors are at most 1, so nothing overflows. Where all elements so far are -inf the
-    value is -inf and the slope 0. JAX and PyTorch give NaN there, but JAX 1 for the first element.
+    The slope is a linear recurrence with factors of at most 1, so nothing overflows. Where all elements so far are
+    -inf, the value is -inf and the slope 0. JAX and PyTorch give NaN there, except that JAX gives 1 for the first
+    element.
     """
     array = inexact("logcumsumexp", "a", a)
     return _logcumsumexp(one_axis("logcumsumexp", axis, array.ndim), array)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _logcumsumexp(axis: int, x: jax.Array) -> jax.Array:
-    return jax.lax.cumlogsumexp(x, axis=axis)
 
 
 def _logcumsumexp_slope(tangent: jax.Array, _: jax.Array, axis: int, x: jax.Array) -> jax.Array:
@@ -52,40 +46,35 @@ def _logcumsumexp_slope(tangent: jax.Array, _: jax.Array, axis: int, x: jax.Arra
 
 
 def _ratio(x: jax.Array, total: jax.Array) -> jax.Array:
-    """exp(x - total), and 0 where x is -inf or the total infinite."""
+    """Return exp(x - total), and 0 where x is -inf or the total is infinite."""
     known = (x.real > -jnp.inf) & jnp.isfinite(total)
     return jnp.where(known, jnp.exp(jnp.where(known, x, 0) - jnp.where(known, total, 0)), 0)
 
 
 def _then(first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """One step of the recurrence after another."""
+    """Join two steps of the recurrence."""
     return first[0] * second[0], first[1] * second[0] + second[1]
 
 
-slopes(_logcumsumexp, _logcumsumexp_slope)
+_logcumsumexp = with_slopes(lambda axis, x: jax.lax.cumlogsumexp(x, axis=axis), _logcumsumexp_slope, options=1)
 
 
 def cummax(a: ArrayLike, axis: int) -> jax.Array:
-    """The largest element so far. Of equal ones the last has the slope 1 (PyTorch's `cummaxmin_backward`).
+    """The largest element so far. Of equal elements the last has the slope 1 (PyTorch's `cummaxmin_backward`).
 
-    JAX shares, by the order in which it compares them.
+    JAX divides the slope among them, by its order of comparisons.
     """
     array = inexact("cummax", "a", a, real=True)
     return _extreme(False, one_axis("cummax", axis, array.ndim), array)
 
 
 def cummin(a: ArrayLike, axis: int) -> jax.Array:
-    """The smallest element so far. Of equal ones the last has the slope 1 (PyTorch's `cummaxmin_backward`).
+    """The smallest element so far. Of equal elements the last has the slope 1 (PyTorch's `cummaxmin_backward`).
 
-    JAX shares, by the order in which it compares them.
+    JAX divides the slope among them, by its order of comparisons.
     """
     array = inexact("cummin", "a", a, real=True)
     return _extreme(True, one_axis("cummin", axis, array.ndim), array)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _extreme(smallest: bool, axis: int, x: jax.Array) -> jax.Array:
-    return (jax.lax.cummin if smallest else jax.lax.cummax)(x, axis=axis)
 
 
 def _extreme_slope(tangent: jax.Array, result: jax.Array, smallest: bool, axis: int, x: jax.Array) -> jax.Array:
@@ -95,4 +84,6 @@ def _extreme_slope(tangent: jax.Array, result: jax.Array, smallest: bool, axis: 
     return jnp.take_along_axis(tangent, last, axis=axis)
 
 
-slopes(_extreme, _extreme_slope)
+_extreme = with_slopes(
+    lambda smallest, axis, x: (jax.lax.cummin if smallest else jax.lax.cummax)(x, axis=axis), _extreme_slope, options=2
+)

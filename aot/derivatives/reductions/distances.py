@@ -7,16 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, not_negative, one_axis, promoted
+from jointcut.aot.derivatives.arguments import inexact, not_negative, one_axis, promoted, refused
 from jointcut.aot.derivatives.reductions.norms import vector_norm
-from jointcut.partition.errors import CallError, message
 
 
 def cdist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> jax.Array:
     """The distances of order p between the rows of (..., n, d) and (..., m, d): (..., n, m). JAX has no such function.
 
-    Slopes: those of `vector_norm` of the differences (PyTorch's `_cdist_backward` and `_euclidean_dist_backward`), so 0
-    for two rows that are equal. For p = inf the largest differences share evenly; PyTorch gives each of them all.
+    Slopes: as `vector_norm` of the differences (PyTorch's `_cdist_backward` and `_euclidean_dist_backward`), so 0 for
+    two equal rows. For p = inf the largest differences share the slope evenly; PyTorch gives each the full slope.
     """
     rows, columns = promoted("cdist", x1=x1, x2=x2)
     order = not_negative("cdist", "p", p)
@@ -24,26 +23,26 @@ def cdist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> jax.Array:
         _matrix("cdist", name, array)
     if rows.shape[-1] != columns.shape[-1]:
         what = f"have rows of {rows.shape[-1]} and {columns.shape[-1]} elements."
-        raise CallError(message("derivatives.cdist: x1 and x2", what, "Pass rows of one length."))
+        raise refused("cdist: x1 and x2", what, "Pass rows of one length.")
     return _length(rows[..., :, None, :] - columns[..., None, :, :], order)
 
 
 def pdist(x: ArrayLike, p: float = 2.0) -> jax.Array:
-    """The distances of order p between the rows of (n, d), each pair once: those above the diagonal of `cdist(x, x)`.
+    """The distances of order p between the rows of (n, d), each pair once: `cdist(x, x)` above its diagonal.
 
-    Slopes: those of `cdist` (PyTorch's `_pdist_backward`). JAX has no such function.
+    Slopes: as `cdist` (PyTorch's `_pdist_backward`). JAX has no such function.
     """
     rows = inexact("pdist", "x", x)
     order = not_negative("pdist", "p", p)
     if rows.ndim != 2:
         what = f"has shape {rows.shape}, which is no matrix of rows."
-        raise CallError(message("derivatives.pdist: x", what, "Pass an array of shape (n, d), a batch by `jax.vmap`."))
+        raise refused("pdist: x", what, "Pass an array of shape (n, d), a batch by `jax.vmap`.")
     first, second = np.triu_indices(rows.shape[0], 1)
     return _length(rows[first] - rows[second], order)
 
 
 def dist(x1: ArrayLike, x2: ArrayLike, p: float = 2.0) -> jax.Array:
-    """The norm of order p of all of x1 - x2 (PyTorch's `dist`); slopes are those of `vector_norm`, 0 where x1 is x2."""
+    """The norm of order p of x1 - x2 over all axes (PyTorch's `dist`). Slopes: as `vector_norm`, 0 for x1 = x2."""
     first, second = promoted("dist", x1=x1, x2=x2)
     return vector_norm(first - second, ord=not_negative("dist", "p", p))
 
@@ -53,7 +52,7 @@ def pairwise_distance(
 ) -> jax.Array:
     """The norm of order p of x1 - x2 + eps along the axis (PyTorch's `pairwise_distance`).
 
-    Slopes are those of `vector_norm`. With eps = 0 equal vectors have the slope 0.
+    Slopes: as `vector_norm`. With eps = 0 equal vectors have the slope 0.
     """
     first, second = promoted("pairwise_distance", x1=x1, x2=x2)
     difference = first - second + eps
@@ -73,7 +72,7 @@ def cosine_similarity(x1: ArrayLike, x2: ArrayLike, axis: int = 1, eps: float = 
 
 
 def _unit(x: jax.Array, axis: int, eps: float) -> jax.Array:
-    """Divide x by its norm, or over eps where the norm is less."""
+    """Divide x by its norm, or by eps where the norm is smaller."""
     return x / jnp.maximum(vector_norm(x, axis, True), eps)
 
 
@@ -85,4 +84,4 @@ def _length(difference: jax.Array, p: float) -> jax.Array:
 def _matrix(function: str, name: str, array: jax.Array) -> None:
     if array.ndim < 2:
         what = f"has {array.ndim} {'dimension' if array.ndim == 1 else 'dimensions'}, but rows and columns are needed."
-        raise CallError(message(f"derivatives.{function}: {name}", what, "Pass an array of shape (..., n, d)."))
+        raise refused(f"{function}: {name}", what, "Pass an array of shape (..., n, d).")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import Axis, inexact, some_axes
-from jointcut.aot.derivatives.slopes import slopes
+from jointcut.aot.derivatives.arguments import Axis, inexact, some_axes
+from jointcut.aot.derivatives.slopes import with_slopes
 
 
 def mean(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
@@ -21,14 +19,14 @@ def mean(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Arra
 def prod(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """The product. Slope: the product of all others (PyTorch's `prod_safe_zeros_backward`).
 
-    It is right at any number of zeros, in every order. The derivative is JAX's own, which divides by nothing either.
+    It is right at any number of zeros, in every order. The derivative is JAX's own, which does not divide.
     """
     array = inexact("prod", "a", a)
     return jnp.prod(array, axis=some_axes("prod", axis, array.ndim), keepdims=keepdims)
 
 
 def var(a: ArrayLike, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
-    """The variance, with n - ddof for n. Slope: 2·(a - mean)/(n - ddof) (PyTorch's `var_backward`).
+    """The variance, with n - ddof in place of n. Slope: 2·(a - mean)/(n - ddof) (PyTorch's `var_backward`).
 
     No point is singular. With n = ddof the value is NaN or infinite, and so is the slope.
     """
@@ -36,13 +34,8 @@ def var(a: ArrayLike, axis: Axis = None, *, ddof: int = 0, keepdims: bool = Fals
     return _var(some_axes("var", axis, array.ndim), ddof, keepdims, array)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _var(axes: tuple[int, ...], ddof: int, keepdims: bool, x: jax.Array) -> jax.Array:
-    return jnp.var(x, axis=axes, ddof=ddof, keepdims=keepdims)
-
-
 def _covariance(tangent: jax.Array, axes: tuple[int, ...], ddof: int, keepdims: bool, x: jax.Array) -> jax.Array:
-    """How the tangent varies with x: the sum of (x - mean)·tangent over n - ddof."""
+    """Return the covariance of tangent and x: the sum of (x - mean)·tangent, divided by n - ddof."""
     centred = x - jnp.mean(x, axis=axes, keepdims=True)
     count = jnp.asarray(_count(x, axes) - ddof, x.real.dtype)
     return jnp.sum((jnp.conj(centred) * tangent).real, axis=axes, keepdims=keepdims) / count
@@ -55,21 +48,20 @@ def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
     return count
 
 
-slopes(_var, lambda tangent, _, axes, ddof, keepdims, x: 2 * _covariance(tangent, axes, ddof, keepdims, x))
+_var = with_slopes(
+    lambda axes, ddof, keepdims, x: jnp.var(x, axis=axes, ddof=ddof, keepdims=keepdims),
+    lambda tangent, _, axes, ddof, keepdims, x: 2 * _covariance(tangent, axes, ddof, keepdims, x),
+    options=3,
+)
 
 
 def std(a: ArrayLike, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False) -> jax.Array:
     """The root of the variance. Slope: (a - mean)/((n - ddof)·std) (PyTorch's `std_backward`).
 
-    Where all elements are equal it is 0, as in PyTorch. JAX gives NaN.
+    Where all elements are equal, the slope is 0, as in PyTorch. JAX gives NaN.
     """
     array = inexact("std", "a", a)
     return _std(some_axes("std", axis, array.ndim), ddof, keepdims, array)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _std(axes: tuple[int, ...], ddof: int, keepdims: bool, x: jax.Array) -> jax.Array:
-    return jnp.std(x, axis=axes, ddof=ddof, keepdims=keepdims)
 
 
 def _std_slope(
@@ -80,22 +72,19 @@ def _std_slope(
     return jnp.where(zero, 0, _covariance(tangent, axes, ddof, keepdims, x)) / jnp.where(zero, 1, deviation)
 
 
-slopes(_std, _std_slope)
+_std = with_slopes(
+    lambda axes, ddof, keepdims, x: jnp.std(x, axis=axes, ddof=ddof, keepdims=keepdims), _std_slope, options=3
+)
 
 
 def logsumexp(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """log(sum(exp(a))). Slope: exp(a - logsumexp), the softmax (PyTorch's `logsumexp_backward`).
 
-    Where all elements are -inf the value is -inf and the slope 0, so that a row that is masked out takes no part.
-    Elements of +inf share the slope evenly, and others have none. JAX and PyTorch give NaN for both.
+    Where all elements are -inf, the value is -inf and the slope 0, so that a masked row contributes nothing. Elements
+    of +inf share the slope evenly, and the others have the slope 0. JAX and PyTorch give NaN in both cases.
     """
     array = inexact("logsumexp", "a", a)
     return _logsumexp(some_axes("logsumexp", axis, array.ndim), keepdims, array)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _logsumexp(axes: tuple[int, ...], keepdims: bool, x: jax.Array) -> jax.Array:
-    return jax.scipy.special.logsumexp(x, axis=axes, keepdims=keepdims)
 
 
 def _logsumexp_slope(
@@ -110,4 +99,6 @@ def _logsumexp_slope(
     return jnp.sum(share * tangent, axis=axes, keepdims=keepdims)
 
 
-slopes(_logsumexp, _logsumexp_slope)
+_logsumexp = with_slopes(
+    lambda axes, keepdims, x: jax.scipy.special.logsumexp(x, axis=axes, keepdims=keepdims), _logsumexp_slope, options=2
+)

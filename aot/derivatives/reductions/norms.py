@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from numbers import Real
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import Axis, inexact, nonempty, one_axis, some_axes
+from jointcut.aot.derivatives.arguments import Axis, inexact, nonempty, one_axis, refused, some_axes
 from jointcut.aot.derivatives.elementwise.angles import abs as absolute
 from jointcut.aot.derivatives.elementwise.angles import sign
 from jointcut.aot.derivatives.elementwise.powers import power
-from jointcut.aot.derivatives.slopes import slopes
-from jointcut.partition.errors import CallError, message
+from jointcut.aot.derivatives.slopes import with_slopes
 
 
 def vector_norm(x: ArrayLike, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> jax.Array:
-    """The norm of order `ord` over the axes, all of them for None: (sum of |x|^ord)^(1/ord), or max or min of |x|.
+    """The norm of order `ord` over the axes (None: all axes): (sum of |x|^ord)^(1/ord), or max or min of |x|.
 
     Slope: sign(x)·(|x|/norm)^(ord-1) (PyTorch's `linalg_vector_norm_backward` and `norm_backward`).
 
-    - A norm that is 0 has the slope 0, in second order too, the middle of the subgradients. JAX gives NaN for ord = 2.
+    - A norm of 0 has the slope 0, the middle of the subgradients, also in second order. JAX gives NaN for ord = 2.
     - An element that is 0 has the slope 0. JAX gives 1 for order 1, and NaN for other orders below 2.
-    - ord = inf or -inf: the elements where |x| is the norm share evenly.
-    - ord = 0 counts what is not zero, and has the slope 0.
+    - ord = inf or -inf: the elements where |x| equals the norm share the slope evenly.
+    - ord = 0 counts the nonzero elements, and has the slope 0.
     """
     array = inexact("vector_norm", "x", x)
     axes = some_axes("vector_norm", axis, array.ndim)
@@ -38,11 +35,11 @@ def vector_norm(x: ArrayLike, axis: Axis = None, keepdims: bool = False, ord: fl
 
 
 def norm(x: ArrayLike, ord: float | str | None = None, axis: Axis = None, keepdims: bool = False) -> jax.Array:
-    """The norm of vectors, as `jax.numpy.linalg.norm` has it; see `vector_norm` for orders, slopes and corners.
+    """The norm of vectors, like `jax.numpy.linalg.norm`; see `vector_norm` for orders, slopes and corners.
 
-    Without an order it is the root of the sum of squares, over any axes. An order with one axis, or of a vector, is a
-    vector norm. An order with two axes is a matrix norm: `ord="fro"`, or 1, -1, inf and -inf, the largest or smallest
-    sum of absolute values of a column or row.
+    Without an order it is the root of the sum of squares, over any axes. With one axis, or for a vector, it is a vector
+    norm. An order with two axes gives a matrix norm: `ord="fro"`, or 1, -1, inf and -inf, the largest or smallest sum
+    of absolute values of a column or row.
     """
     array = inexact("norm", "x", x)
     axes = some_axes("norm", axis, array.ndim)
@@ -53,7 +50,7 @@ def norm(x: ArrayLike, ord: float | str | None = None, axis: Axis = None, keepdi
     if len(axes) != 2 or ord not in (1, -1, math.inf, -math.inf):
         what = f"is {ord!r}, which is no norm over the axes {axes} here."
         cure = "Vectors take any number; matrices 'fro', 1, -1, inf and -inf, and others in `derivatives.linalg`."
-        raise CallError(message("derivatives.norm: ord", what, cure))
+        raise refused("norm: ord", what, cure)
     along, across = axes if ord in (1, -1) else axes[::-1]
     sums = jnp.sum(absolute(array), axis=along, keepdims=True)
     outcome = vector_norm(sums, across, True, math.copysign(math.inf, ord))
@@ -61,17 +58,11 @@ def norm(x: ArrayLike, ord: float | str | None = None, axis: Axis = None, keepdi
 
 
 def _order(function: str, ord: object) -> float:
-    """The order as a float; refuse what is no number."""
+    """Return the order as a float; refuse an order that is not a number."""
     if isinstance(ord, Real) and not math.isnan(ord):
         return float(ord)
     cure = "Pass a number, which may be inf or -inf."
-    raise CallError(message(f"derivatives.{function}: ord", f"is {ord!r}, which is no order of a vector norm.", cure))
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _norm(order: float, axes: tuple[int, ...], keepdims: bool, x: jax.Array) -> jax.Array:
-    any_order: Any = order  # JAX takes any number, and declares whole ones
-    return jnp.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=any_order)
+    raise refused(f"{function}: ord", f"is {ord!r}, which is no order of a vector norm.", cure)
 
 
 def _norm_slope(
@@ -90,7 +81,7 @@ def _norm_slope(
 
 
 def _along(order: float, axes: tuple[int, ...], x: jax.Array, length: jax.Array) -> jax.Array:
-    """The slope for |x|: (|x|/norm)^(order-1), or an even share of the largest or the smallest."""
+    """Return the slope for |x|: (|x|/norm)^(order-1), or an even share among the largest or smallest elements."""
     size = absolute(x)
     if math.isinf(order):
         reached = ((size == length) | jnp.isnan(size)).astype(length.dtype)
@@ -104,23 +95,27 @@ def _along(order: float, axes: tuple[int, ...], x: jax.Array, length: jax.Array)
     return jnp.where(zero, 0, power(jnp.where(zero, 1, ratio), order - 1))
 
 
+_norm = with_slopes(
+    lambda order, axes, keepdims, x: jnp.linalg.vector_norm(x, axis=axes, keepdims=keepdims, ord=order),
+    _norm_slope,
+    options=3,
+)
+
+
 def renorm(x: ArrayLike, p: float, axis: int, maxnorm: float) -> jax.Array:
     """Scale each slice along `axis` down to the norm `maxnorm` of order p where it is larger (PyTorch's `renorm`).
 
-    Slope: that of x·maxnorm/(norm + 1e-7) for a slice that is scaled, else 1 (`renorm_backward`). JAX has no such
-    function.
+    A scaled slice has the slope of x·maxnorm/(norm + 1e-7), any other slice the slope 1 (`renorm_backward`). JAX has no
+    such function.
     """
     array = inexact("renorm", "x", x)
     kept = one_axis("renorm", axis, array.ndim)
     if not p > 0:
-        raise CallError(message("derivatives.renorm: p", f"is {p}, but it must be positive.", "Pass for example 2."))
+        raise refused("renorm: p", f"is {p}, but it must be positive.", "Pass for example 2.")
     if not maxnorm >= 0:
         what = f"is {maxnorm}, but it must not be negative."
-        raise CallError(message("derivatives.renorm: maxnorm", what, "Pass zero or a positive number."))
+        raise refused("renorm: maxnorm", what, "Pass zero or a positive number.")
     axes = tuple(other for other in range(array.ndim) if other != kept)
     length = _norm(float(p), axes, True, array)
     large = length > maxnorm
     return array * jnp.where(large, maxnorm / (jnp.where(large, length, 1) + 1e-7), 1).astype(array.dtype)
-
-
-slopes(_norm, _norm_slope)

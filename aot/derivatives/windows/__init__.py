@@ -1,6 +1,6 @@
-"""Pooling and interpolation, over the last axes, as many as the window or the size has numbers.
+"""Pooling and interpolation over the last axes, one for each number of the window or the size.
 
-PyTorch's layout is taken: channels come before the axes that are pooled.
+The layout is PyTorch's: channels come before the pooled axes.
 
 Files, in reading order:
 

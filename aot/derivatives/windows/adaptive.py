@@ -14,8 +14,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact
-from jointcut.partition.errors import CallError, message
+from jointcut.aot.derivatives.arguments import inexact, refused
 
 Sizes = int | Sequence[int]
 
@@ -33,7 +32,7 @@ def adaptive_avg_pool(x: ArrayLike, size: Sizes) -> jax.Array:
 
 
 def adaptive_max_pool(x: ArrayLike, size: Sizes) -> jax.Array:
-    """The largest element of each window. Its slope is 1 at the first of the largest, in the order of the axes.
+    """The largest element of each window. The first of equal largest elements has the slope 1, in the order of axes.
 
     Source: PyTorch's `adaptive_max_pool2d_backward`. The second derivative is 0.
     """
@@ -49,15 +48,15 @@ def adaptive_max_pool(x: ArrayLike, size: Sizes) -> jax.Array:
 
 
 def sized(function: str, x: jax.Array, size: Sizes) -> list[tuple[int, int]]:
-    """Return the axes to resize, the last ones, and their new lengths; refuse more of them than there are axes."""
+    """Return the last axes, one for each size, and their new lengths; refuse more sizes than there are axes."""
     sizes = (size,) if isinstance(size, int) else tuple(size)
     if not 1 <= len(sizes) <= x.ndim or min(sizes) < 1:
         what = f"is {sizes}, but the array has {x.ndim} dimensions."
         cure = "Pass a positive whole number for each axis to resize, the last ones."
-        raise CallError(message(f"derivatives.{function}: size", what, cure))
+        raise refused(f"{function}: size", what, cure)
     if 0 in x.shape[x.ndim - len(sizes) :]:
         what = f"has shape {x.shape}, with an empty axis to resize."
-        raise CallError(message(f"derivatives.{function}: the array", what, "Pass at least one element along each."))
+        raise refused(f"{function}: the array", what, "Pass at least one element along each.")
     return list(zip(range(x.ndim - len(sizes), x.ndim), sizes, strict=True))
 
 

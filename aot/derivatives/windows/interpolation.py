@@ -1,7 +1,7 @@
 """Resize by the nearest element, by lines, or by cubic curves.
 
-All are linear in the array: a matrix for each axis, which is multiplied transposed backwards. Nothing is singular; what
-differs between libraries are the places and the curves, and these are PyTorch's.
+Every method is linear in the array: it multiplies a matrix with each axis, and the backward multiplies the transposed
+matrix. Nothing is singular. Libraries differ in the places and the curves; these are PyTorch's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact, one_of
+from jointcut.aot.derivatives.arguments import inexact, one_of, refused
 from jointcut.aot.derivatives.windows.adaptive import adaptive_avg_pool, along, sized
-from jointcut.partition.errors import CallError, message
 
 METHODS = ("area", "cubic", "linear", "nearest", "nearest-exact")
 _CUBIC = -0.75  # PyTorch's slope of the cubic kernel at 1; `jax.image.resize` has -0.5
@@ -34,9 +33,7 @@ def interpolate(
     array = inexact("interpolate", "x", x)
     if align_corners and method not in ("linear", "cubic"):
         what = f"is true, but {method!r} has no corners to align."
-        raise CallError(
-            message("derivatives.interpolate: align_corners", what, "Leave it out, or take another method.")
-        )
+        raise refused("interpolate: align_corners", what, "Leave it out, or take another method.")
     if method == "area":
         return adaptive_avg_pool(array, size)
     for axis, wanted in sized("interpolate", array, size):
@@ -55,7 +52,7 @@ def _nearest(length: int, wanted: int, method: str) -> np.ndarray:
 
 
 def _places(length: int, wanted: int, align_corners: bool, method: str) -> np.ndarray:
-    """Where in the old axis the elements of the new one lie."""
+    """Return the places of the new elements along the old axis."""
     if align_corners:
         return np.arange(wanted) * ((length - 1) / (wanted - 1) if wanted > 1 else 0.0)
     places = (np.arange(wanted) + 0.5) * (length / wanted) - 0.5

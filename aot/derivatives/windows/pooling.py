@@ -12,9 +12,8 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jointcut.aot.derivatives.checks import inexact
+from jointcut.aot.derivatives.arguments import inexact, refused
 from jointcut.aot.derivatives.elementwise.powers import power
-from jointcut.partition.errors import CallError, message
 
 Sizes = int | Sequence[int]
 
@@ -29,9 +28,9 @@ def max_pool(
 ) -> jax.Array:
     """The largest element of each window.
 
-    Its slope is 1 at the first of the largest elements, in the order of the axes, and 0 elsewhere. The place of that
-    element is all that is kept. Source: PyTorch's `max_pool_double_backward`, and its kernels for ties. The second
-    derivative is 0. JAX's pooling, `lax.reduce_window`, has no second derivative in reverse mode.
+    Its slope is 1 at the first of the largest elements, in the order of the axes, and 0 elsewhere. Only the place of
+    this element is saved. Source: PyTorch's `max_pool_double_backward`, and its kernels for ties. The second derivative
+    is 0. JAX's pooling, `lax.reduce_window`, has no second derivative in reverse mode.
     """
     array = inexact("max_pool", "x", x, real=True)
     plan = _planned("max_pool", array, window, strides, padding, dilation, ceil_mode)
@@ -48,7 +47,7 @@ def max_pool(
 
 
 def _larger(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The larger of two elements with its place; NaN is the largest, and of equals the one that comes first."""
+    """Return the larger of two elements and its place; NaN is the largest, and of equal elements the first wins."""
     (x, at_x), (y, at_y) = a, b
     first = (x > y) | ((x != x) & (y == y)) | (((x == y) | ((x != x) & (y != y))) & (at_x < at_y))
     return jnp.where(first, x, y), jnp.where(first, at_x, at_y)
@@ -63,9 +62,10 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> jax.Array:
-    """The mean of each window. It is linear: the slope is one over the number that counts.
+    """The mean of each window. It is linear: the slope is one over the number of elements that count.
 
-    Padding counts with `count_include_pad`; `divisor_override` counts instead. Source: PyTorch's `avg_pool2d_backward`.
+    Padding counts with `count_include_pad`; `divisor_override` replaces the number. Source: PyTorch's
+    `avg_pool2d_backward`.
     """
     array = inexact("avg_pool", "x", x)
     plan = _planned("avg_pool", array, window, strides, padding, 1, ceil_mode)
@@ -84,9 +84,7 @@ def lp_pool(x: ArrayLike, ord: float, window: Sizes, strides: Sizes | None = Non
     """
     array = inexact("lp_pool", "x", x, real=True)
     if not 0 < ord < math.inf:
-        raise CallError(
-            message("derivatives.lp_pool: ord", f"is {ord}.", "Pass a positive number; for inf, `max_pool`.")
-        )
+        raise refused("lp_pool: ord", f"is {ord}.", "Pass a positive number; for inf, `max_pool`.")
     total = _sums(power(array, ord), _planned("lp_pool", array, window, strides, 0, 1, False))
     return jnp.where(total == 0, 0, power(jnp.where(total == 0, 1, total), 1 / ord))
 
@@ -95,7 +93,7 @@ def lp_pool(x: ArrayLike, ord: float, window: Sizes, strides: Sizes | None = Non
 
 
 class _Plan(NamedTuple):
-    """Windows of all axes of an array, and the lengths and paddings of those that are pooled."""
+    """Windows of all axes of an array, and the lengths and paddings of the pooled axes."""
 
     window: tuple[int, ...]
     strides: tuple[int, ...]
@@ -118,7 +116,7 @@ def _planned(
     count = len(sizes)
     if not 1 <= count <= x.ndim:
         what = f"has {count} numbers, but the array has {x.ndim} dimensions."
-        raise CallError(message(f"derivatives.{function}: window", what, "Pass one number for each axis to pool."))
+        raise refused(f"{function}: window", what, "Pass one number for each axis to pool.")
     steps = sizes if strides is None else _each(function, "strides", strides, count, 1)
     pads = _each(function, "padding", padding, count, 0)
     holes = _each(function, "dilation", dilation, count, 1)
@@ -126,13 +124,13 @@ def _planned(
     lengths = x.shape[x.ndim - count :]
     if any(2 * pad > size for pad, size in zip(pads, sizes, strict=True)):
         what = f"is {pads}, more than half of the window {sizes}."
-        raise CallError(message(f"derivatives.{function}: padding", what, "Pad by half a window at most."))
+        raise refused(f"{function}: padding", what, "Pad by half a window at most.")
     both = []
     for length, size, step, pad, hole in zip(lengths, sizes, steps, pads, holes, strict=True):
         room = length + 2 * pad - hole * (size - 1) - 1
         if room < 0:
             what = f"is {sizes}, too large for the axes of lengths {lengths}."
-            raise CallError(message(f"derivatives.{function}: window", what, "Pass a smaller one, or pad."))
+            raise refused(f"{function}: window", what, "Pass a smaller one, or pad.")
         outputs = (math.ceil(room / step) if ceil_mode else room // step) + 1
         outputs -= ceil_mode and (outputs - 1) * step >= length + pad
         both.append((pad, max(pad, (outputs - 1) * step + hole * (size - 1) + 1 - length - pad)))
@@ -145,7 +143,7 @@ def _each(function: str, name: str, value: Sizes, count: int, least: int) -> tup
     if len(values) != count or any(one < least for one in values):
         what = f"is {values}, for {count} axes."
         cure = f"Pass {count} whole numbers of at least {least}."
-        raise CallError(message(f"derivatives.{function}: {name}", what, cure))
+        raise refused(f"{function}: {name}", what, cure)
     return values
 
 
@@ -155,7 +153,7 @@ def _sums(x: jax.Array, plan: _Plan) -> jax.Array:
 
 
 def _counts(plan: _Plan, with_padding: bool) -> np.ndarray:
-    """How many elements count in each window: the product of what counts along each axis."""
+    """Count the elements that count in each window: the product of the counts along each axis."""
     counts = np.ones(())
     count = len(plan.lengths)
     axes = zip(

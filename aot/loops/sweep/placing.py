@@ -2,13 +2,13 @@
 
 The number of trips that `s` checkpoints can serve with each step run again at most `r` times is `binomial(s + r, s)`
 (Griewank and Walther 2000, "Algorithm 799: revolve"). When the number of steps is not known, checkpoints are moved
-while the loop runs so that at any time they stand almost as revolve would have put them (Stumm and Walther 2010, "New
+while the loop runs. At any time they are placed almost as revolve would place them (Stumm and Walther 2010, "New
 algorithms for optimal online checkpointing"; Wang, Moin and Iaccarino 2009, "Minimal repetition dynamic checkpointing
 algorithm for unsteady adjoint calculation").
 
 Here the loop passes through stages 0, 1, 2, …; in stage `r` a step is run again at most `r` times. The checkpoints of a
-stage begin the gaps of lengths `binomial(s - j + r, r)`, `j = 0, 1, …`. Within the last gap stand checkpoints at the
-distances of the stage before; each new checkpoint takes the place of the last one in an earlier gap. Therefore
+stage begin the gaps of lengths `binomial(s - j + r, r)`, `j = 0, 1, …`. Checkpoints within the last gap have the
+distances of the stage before; each new checkpoint replaces the last one in an earlier gap. Therefore
 
 - up to `s` trips no step is run again, and with less than `(s + 1) (s + 2) / 2` trips each is run again at most once,
   which is optimal: all steps but `s` are;
@@ -26,13 +26,13 @@ import numpy as np
 from jax import lax
 
 from jointcut.aot.loops.counters import FOREVER
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, meshes
 
 FIRST_PLAN = (0, 1, 0, 0, 1)  # the figures of a `Plan`
 
 
 class Checkpoints(NamedTuple):
-    """What the forward leaves behind.
+    """The figures that the forward leaves beside its rows.
 
     `trips` is the number of steps. `plan` has the figures of the plan by which the last checkpoint was written.
     `places` has the number of steps before each row was written, -1 if never.
@@ -45,7 +45,7 @@ class Checkpoints(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where the next checkpoints go: in stage `stage`, `gaps` gaps have begun, `inner` checkpoints stand in the last.
+    """The next places of checkpoints: in stage `stage`, `gaps` gaps have begun, and the last has `inner` checkpoints.
 
     Checkpoint number `slot` is written next, the one after it is `slot + way`. `order` has the row of each number.
     """
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, figures: Any, order: Any) -> Plan:
-        """The plan with these figures, all but `order`."""
+        """Return the plan with these figures, all but `order`."""
         stage, gaps, inner, slot, way = figures
         return cls(stage, gaps, inner, slot, way, order)
 
@@ -76,10 +76,10 @@ def placed(
     alive: Callable[[list[Any]], Any], step: Callable[[list[Any]], list[Any]], carry: Sequence[Any],
     kept: Sequence[int], slots: int, is_enough: bool = False,
 ) -> tuple[list[Any], Checkpoints]:  # fmt: skip
-    """Run the loop; return its last carry, and checkpoints of those parts of the carry that `kept` names.
+    """Run the loop; return its last carry, and checkpoints of the parts of the carry in `kept`.
 
     `alive` is the predicate and `step` the body. The rows have one more than `slots`, for the reverse sweep's use.
-    Where the slots should be enough for all trips, no checkpoint is moved; if they are not, only the first one counts.
+    If the slots should be enough for all trips, no checkpoint is moved. If they are not, only the first one counts.
     """
 
     def advance(trips: Any, carry: list[Any]) -> tuple[Any, Any, list[Any]]:
@@ -87,8 +87,8 @@ def placed(
         return trips + 1, alive(carry), carry
 
     carry, lives = list(carry), alive(list(carry))
-    rows = [jaxprs.as_varying(empty_rows(carry[i], slots + 1), lives) for i in kept]
-    trips, places, figures, order = (jaxprs.as_varying(x, lives) for x in _numbers(slots))
+    rows = [meshes.as_varying(empty_rows(carry[i], slots + 1), lives) for i in kept]
+    trips, places, figures, order = (meshes.as_varying(x, lives) for x in _numbers(slots))
     if is_enough:
         trips, carry, rows = _filled(advance, (trips, lives, carry, rows), kept, slots)
         used = jnp.where(trips <= slots, trips, 1)
@@ -114,7 +114,7 @@ def placed(
 
 
 def _numbers(slots: int) -> tuple[Any, ...]:
-    """The trips, the places of the rows, the figures of the plan, and the order of the rows, before the first step."""
+    """Return trips, places of the rows, figures of the plan and order of the rows, before the first step."""
     return (
         jnp.int32(0), jnp.full(slots, -1, jnp.int32), jnp.array(FIRST_PLAN, jnp.int32),
         jnp.arange(slots, dtype=jnp.int32),
@@ -122,7 +122,7 @@ def _numbers(slots: int) -> tuple[Any, ...]:
 
 
 def _filling(advance: Callable[..., Any], plan: Plan, kept: Sequence[int]) -> Callable[[Any], Any]:
-    """The step of a loop that writes a checkpoint, then goes one step of the user's loop."""
+    """Return the step of a loop that writes a checkpoint, then goes one step of the user's loop."""
 
     def fill(state: Any) -> Any:
         trips, done, _, carry, places, rows = state
@@ -149,34 +149,34 @@ def _filled(advance: Callable[..., Any], start: Any, kept: Sequence[int], slots:
 
 
 def binomial(slots: Any, again: Any) -> Any:
-    """`slots + again` over `again`, as a float: how many steps `slots` can serve, each run again `again` times."""
+    """Return `slots + again` over `again`, as a float: the steps that `slots` serve, each run again `again` times."""
 
     def more(i: Any, served: Any) -> Any:
         return jnp.round(served * (slots + jnp.float32(i)) / jnp.float32(i))
 
-    return lax.fori_loop(1, again + 1, more, jaxprs.as_varying(jnp.float32(1), slots, again))
+    return lax.fori_loop(1, again + 1, more, meshes.as_varying(jnp.float32(1), slots, again))
 
 
 def empty_rows(like: Any, count: int) -> Any:
-    """An array for `count` rows of the type of `like`, whose contents do not matter."""
+    """Return an array for `count` rows of the type of `like`, whose contents do not matter."""
     aval: Any = jax.typeof(like)
-    if not jaxprs.is_plain(aval):
+    if not abstract.is_plain(aval):
         return jnp.broadcast_to(like, (count, *aval.shape))
-    return lax.broadcast(jaxprs.full(aval, 0), (count,))  # it is laid out on a mesh as the rows are
+    return lax.broadcast(abstract.full(aval, 0), (count,))  # it is laid out on a mesh as the rows are
 
 
 def write(rows: Any, value: Any, row: Any) -> Any:
-    """The rows, with one replaced."""
+    """Return the rows, with one replaced."""
     return lax.dynamic_update_index_in_dim(rows, value, row, 0)
 
 
 def read(rows: Any, row: Any) -> Any:
-    """One of the rows."""
+    """Return one of the rows."""
     return lax.dynamic_index_in_dim(rows, row, 0, keepdims=False)
 
 
 def _orders(plan: Plan, slots: int) -> _Orders:
-    """What to do next, in the stage that the plan is in."""
+    """Return the next orders, in the current stage of the plan."""
     if slots == 1:
         return _Orders(jnp.int32(1), jnp.int32(FOREVER), plan)
     return lax.switch(jnp.minimum(plan.stage, 2), [_fill_all, _fill_gap, _place_one], plan)
@@ -209,7 +209,7 @@ def _place_one(plan: Plan) -> _Orders:
 
 
 def _new_stage(plan: Plan) -> Plan:
-    """The plan for the second gap of the next stage: the first is made of all gaps of this one, and one more step.
+    """Return the plan for the second gap of the next stage: the first is all gaps of this stage and one more step.
 
     The checkpoints that began the gaps of a stage have the numbers 0, s - 1, 1, s - 2, …; they are numbered anew.
     """
@@ -220,8 +220,8 @@ def _new_stage(plan: Plan) -> Plan:
 
 
 def _whole(plan: Plan, orders: _Orders) -> _Orders:
-    """The orders as integers that vary over the axes that the plan varies over."""
-    return jax.tree.map(lambda x: jaxprs.as_varying(jnp.int32(x), plan.order), orders)
+    """Return the orders as integers that vary over the axes that the plan varies over."""
+    return jax.tree.map(lambda x: meshes.as_varying(jnp.int32(x), plan.order), orders)
 
 
 def _where(flag: Any, yes: Plan, no: Plan) -> Plan:

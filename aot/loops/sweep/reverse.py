@@ -1,4 +1,4 @@
-"""Take a loop apart into what its reverse sweep needs, and run the sweep on flat arrays."""
+"""Take a loop apart for its reverse sweep, and run the sweep on flat arrays."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jointcut.aot.loops.parts import Parts
 from jointcut.aot.loops.sweep.placing import Checkpoints
 from jointcut.aot.loops.sweep.steps import Step
 from jointcut.aot.loops.sweep.sweeping import swept
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, runtime
 from jointcut.wrappers.built_in.zeros import filled
 
-NUM_FIGURES = 4  # what the forward leaves beside results and rows: trips of the lane, of all, plan and places
+NUM_FIGURES = 4  # figures of the forward beside results and rows: trips of the lane, of all, plan and places
 
 
 def runs_of(parts: Parts, trips: int | None) -> list[tuple[Any, int]]:
-    """The programs of a loop, and how often each is expected to run."""
+    """Return the programs of a loop, and how often each is expected to run."""
     count = 1 if trips is None else trips
     return [(parts.cond, count), (parts.body, count)]
 
@@ -46,7 +46,7 @@ def sweep(derivative: Any, step: Step, given: tuple[int, ...], laned: bool, flat
     def forward(i: Any, carry: list[Any]) -> list[Any]:
         values = whole(carry)
         all_ = [*consts, *(values.get(j) for j in range(len(parts.carry)))]
-        return live(i, jaxprs.evaluate(less, *(x for x, on in zip(all_, inputs, strict=True) if on)), carry)
+        return live(i, runtime.evaluate(less, *(x for x, on in zip(all_, inputs, strict=True) if on)), carry)
 
     def back(i: Any, carry: list[Any], state: Any) -> Any:
         cts, sums = state
@@ -54,10 +54,10 @@ def sweep(derivative: Any, step: Step, given: tuple[int, ...], laned: bool, flat
         new, added = step(consts, whole(carry), [after[j] for j in step.outputs])
         return live(i, new, cts), live(i, [a + b for a, b in zip(sums, added, strict=True)], sums)
 
-    avals = [jaxprs.cotangent_aval(parts.carry[i]) for i in step.outputs]
+    avals = [abstract.cotangent_aval(parts.carry[i]) for i in step.outputs]
     start = dict(zip(step.outputs, filled([cts.get(i) for i in step.outputs], avals), strict=True))
     still = {i: start[i] for i in step.still}
-    sums = [jaxprs.full(jaxprs.cotangent_aval(parts.avals[i]), 0) for i in step.consts]
+    sums = [abstract.full(abstract.cotangent_aval(parts.avals[i]), 0) for i in step.consts]
     begin = [start[i] for i in step.moved], sums
     moved, sums = swept(forward, back, Checkpoints(figures[0], figures[1], figures[2], rows), begin)
     trips = lane if laned else figures[0]
@@ -67,5 +67,5 @@ def sweep(derivative: Any, step: Step, given: tuple[int, ...], laned: bool, flat
 
 
 def _cleared(buffer: Buffer, carry: Sequence[Any], trips: Any, cotangent: Any) -> Any:
-    """The cotangent of an array's first state, if so many steps read nothing of it; the first carry comes first."""
+    """Return the cotangent of an array's first state, if `trips` steps read nothing of it; `carry` is the first."""
     return buffer.cleared(carry[buffer.counter], trips, cotangent)

@@ -9,32 +9,46 @@ from typing import Any
 from jointcut.aot.loops.parts import Parts, led, traced
 from jointcut.aot.loops.sweep.placing import placed
 from jointcut.aot.loops.sweep.reverse import NUM_FIGURES, runs_of
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.bodies import CHECKPOINTED
+from jointcut.partition.program.jax import abstract, own_primitives
 from jointcut.wrappers.built_in.programs import Plain, picked_of
 from jointcut.wrappers.table import Table
 
-_saving_p = jaxprs.call_primitive("while_loop_with_checkpoints")
+_saving_p = own_primitives.call_primitive(CHECKPOINTED)
 
 
 class Saving(Plain):
     """A loop with checkpoints beside its results: figures, then the rows of the parts of the carry that are `kept`.
 
     After them come the last states of the parts `filled`. `run` is the loop that runs: `loop` itself, or its form under
-    `jax.vmap` that also counts the trips of each lane. There are as many checkpoints of all lanes as of one alone: the
-    sweep from them, which is mapped on its own, takes the same number.
+    `jax.vmap` that also counts the trips of each lane. All lanes together have as many checkpoints as one lane alone:
+    the sweep from them, which is mapped on its own, takes the same number.
     """
 
-    def __init__(self, loop: Any, run: Parts, kept: Sequence[int], filled: Sequence[int], slots: int) -> None:
-        """Take a `rules.Loop`, its form that runs, the parts of its carry kept and filled, and how many checkpoints."""
+    def __init__(
+        self, loop: Any, run: Parts, kept: Sequence[int], filled: Sequence[int], slots: int, trips: int | None = None
+    ) -> None:
+        """Take a `rules.Loop`, its form that runs, the kept and filled parts of its carry, and the checkpoint count.
+
+        `trips` is the number that the cost model counts: the expected one, or by default as many as there are
+        checkpoints.
+        """
         self.loop, self.kept, self.filled, self.slots = loop, list(kept), list(filled), slots
+        self.trips: int = trips or loop.trips or slots
         self._counts = len(run.carry) > len(loop.parts.carry)
         self._ran = run
         super().__init__(traced(self._outputs, loop.parts.avals))
         self._mapped: Table[tuple[Saving, list[bool]]] = Table()
+        self._numbered: Table[Saving] = Table()
 
     def runs(self) -> Sequence[tuple[Any, int]]:
         """As `CallRules.runs`."""
-        return runs_of(self._ran, self.loop.trips)
+        return runs_of(self._ran, self.trips)
+
+    def with_checkpoints(self, number: int) -> Saving:
+        """As `CallRules.with_checkpoints`."""
+        loop, kept, filled = self.loop, self.kept, self.filled
+        return self._numbered.of(number, lambda: Saving(loop, self._ran, kept, filled, number, self.trips))
 
     def __call__(self, *flat: Any) -> list[Any]:
         """Run the loop, or its form under the current transformation."""
@@ -44,7 +58,7 @@ class Saving(Plain):
         run, count = self._ran, self._ran.num_consts
         consts, carry = flat[:count], list(flat[count:])
         if self._counts:
-            carry.append(jaxprs.full(run.carry[-1], 0))
+            carry.append(abstract.full(run.carry[-1], 0))
         slots = self.slots
         alive, step = (lambda c: run.alive(consts, c)), (lambda c: run.step(consts, c))
         outs, points = placed(alive, step, carry, self.kept, slots, slots == self.loop.bounded.most)
@@ -67,11 +81,11 @@ class Saving(Plain):
         return outs, [*derivative.linear([*primals, *residuals])(*picked), *rest]
 
     def mapped(self, axis: Any, dims: tuple[int | None, ...]) -> tuple[Callable[..., list[Any]], list[Any]]:
-        """As `CallRules.mapped`: the mapped loop with checkpoints, where trips differ with the trips of each lane."""
+        """As `CallRules.mapped`: the mapped loop with checkpoints, and if trips differ the trips of each lane."""
 
         def make() -> tuple[Saving, list[bool]]:
             loop, has = self.loop.over(axis, dims, self.slots)
-            form = partial(Saving, loop, kept=self.kept, filled=self.filled, slots=self.slots)
+            form = partial(Saving, loop, kept=self.kept, filled=self.filled, slots=self.slots, trips=self.trips)
             run, marks = (self._ran if self._counts else self._ran.counted()).mapped(axis, (*dims, None))
             return (form(run), marks) if self._counts or marks[-1] else (form(loop.parts), [*has, False])
 

@@ -12,7 +12,7 @@ import jax
 from jointcut.aot.loops.parts import Parts, traced
 from jointcut.aot.loops.sweep.cutting import CutStep, is_large
 from jointcut.partition.errors import TraceError, message
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, meshes, runtime
 from jointcut.partition.rewrite import guard, simplify
 from jointcut.partition.rewrite.sparse import is_zero
 from jointcut.wrappers.built_in.programs import Mask
@@ -27,7 +27,7 @@ class Step:
         num_consts: the number of constants.
         outputs: the parts of the carry that have cotangents.
         consts: the constants to whose cotangents the step adds something.
-        still: those outputs whose cotangents the step only clears of the rows that it wrote. They stay as they are and
+        still: the outputs whose cotangents the step only clears of the rows that it wrote. They do not change, and
             are cleared after the last step (`Buffer.cleared`), since XLA would copy them in every step.
     """
 
@@ -41,7 +41,7 @@ class Step:
     def of(
         cls, parts: Parts, mask: Mask, outputs: list[int], written: Collection[int] = (), guards: str = "jax"
     ) -> Step:
-        """The pullback of the body from these parts of the carry, which have no derivative but through each other.
+        """Return the pullback of the body from these parts of the carry, which depend only on each other.
 
         `written` are the parts that are proved to be written row by row; `guards` is as in `rules.Loop`.
         """
@@ -49,14 +49,14 @@ class Step:
         reached = frozenset[int]().union(*(parts.depends[i] for i in outputs))
         consts = [i for i in range(count) if mask[i] and i in reached]
         wanted = [*consts, *(count + i for i in outputs)]
-        cotangents = [jaxprs.cotangent_aval(parts.carry[i]) for i in outputs]
+        cotangents = [abstract.cotangent_aval(parts.carry[i]) for i in outputs]
 
         def both(*flat: Any) -> list[Any]:
             values, cts = flat[: len(parts.avals)], flat[len(parts.avals) :]
 
             def chosen(*xs: Any) -> list[Any]:
                 given = dict(zip(wanted, xs, strict=True))
-                outs = jaxprs.evaluate(parts.quiet, *(given.get(i, x) for i, x in enumerate(values)))
+                outs = runtime.evaluate(parts.quiet, *(given.get(i, x) for i, x in enumerate(values)))
                 return [outs[i] for i in outputs]
 
             outs, pull = jax.vjp(chosen, *(values[i] for i in wanted))
@@ -79,7 +79,7 @@ class Step:
 
     @cached_property
     def cut(self) -> CutStep:
-        """Both halves of the step, and what the one keeps for the other."""
+        """Return both halves of the step, cut."""
         return CutStep.of(self.joint, len(self._avals) - len(self.outputs), len(self.outputs))
 
     @cached_property
@@ -106,19 +106,19 @@ class Step:
         return [i for i, on in enumerate(self._pull[1][self.num_consts : end]) if on]
 
     def __call__(self, consts: Sequence[Any], carry: dict[int, Any], cts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Cotangents of what `moved` before the step, and what the step adds to those of the constants.
+        """Return the `moved` outputs' cotangents before the step, and its additions to the constants' cotangents.
 
         `cts` are the cotangents of all `outputs` after the step.
         """
         program, inputs = self._pull
         carried = [carry.get(i) for i in range(len(inputs) - len(self.outputs) - self.num_consts)]
         values = zip([*consts, *carried, *cts], inputs, strict=True)
-        outs = jaxprs.evaluate(program, *(x for x, on in values if on))
+        outs = runtime.evaluate(program, *(x for x, on in values if on))
         return outs[: len(self.moved)], outs[len(self.moved) :]
 
 
 def _is_cleared(cotangent: Any, end: Any, makers: dict[Any, Any]) -> bool:
-    """Whether a cotangent becomes another one by nothing but writing zeros into some rows."""
+    """Whether a cotangent becomes another one only by zeros written into some rows."""
     eqn = None if isinstance(end, jaxprs.Literal) else makers.get(end)
     if eqn is None or eqn.invars[0] is not cotangent:
         return False
@@ -133,9 +133,9 @@ def refuse_sums(step: Step, parts: Parts, name: str) -> None:
     Inside `jax.shard_map`, the gradient of a value that is equal on all devices is such a sum. In a loop that some
     devices have left it would never end.
     """
-    apart = jaxprs.varying(jaxprs.opened(parts.cond)[0].outvars[0].aval)
+    apart = meshes.varying(jaxprs.opened(parts.cond)[0].outvars[0].aval)
     for i in [*step.consts, *(parts.num_consts + i for i in step.outputs)]:
-        if axes := sorted(map(str, apart - jaxprs.varying(parts.avals[i]))):
+        if axes := sorted(map(str, apart - meshes.varying(parts.avals[i]))):
             names = ", ".join(map(repr, axes))
             what = (
                 f"is repeated as often as each device of axis {names} wants, and reads a {parts.avals[i].str_short()} "

@@ -1,7 +1,7 @@
 """Run a loop backward from checkpoints.
 
 The number of steps is known now, and so is the number of checkpoints that have become free. Between two checkpoints
-steps are run again as revolve does (Griewank and Walther 2000, "Algorithm 799: revolve"), which makes as few steps as
+steps are run again as in revolve (Griewank and Walther 2000, "Algorithm 799: revolve"), which makes as few steps as
 possible: `again * steps - binomial(slots + again, again - 1)`, where `again` is the least number with
 `steps <= binomial(slots + again, again)`, and `slots` counts the free checkpoints and the one at the start.
 
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jointcut.aot.loops.sweep.placing import Checkpoints, read, write
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import meshes
 
 State = Any
 
@@ -33,7 +33,7 @@ def swept(
 ) -> State:  # fmt: skip
     """Pull `state` back through all steps, the last first, by `back(i, kept, state)`.
 
-    `step(i, kept)` makes step `i` of those parts of the carry that the checkpoints hold.
+    `step(i, kept)` makes step `i` of the parts of the carry that the checkpoints hold.
     """
     if not checkpoints.rows:
         return _unkept(back, checkpoints.trips, state)
@@ -44,7 +44,7 @@ def swept(
 
 
 class _Stack(NamedTuple):
-    """The checkpoints: `used` are in use, the first ones of `places`; `rows` are as they were written."""
+    """The checkpoints: the first `used` of `places` are in use; `rows` are in the order in which they were written."""
 
     used: Any
     places: Any
@@ -98,13 +98,13 @@ class _Sweep:
 
 
 def _unkept(back: Callable[[Any, list[Any], State], State], trips: Any, state: State) -> State:
-    """The sweep over steps whose derivative is the same at every carry."""
+    """Return the sweep over steps whose derivative is the same at every carry."""
     start = (trips - 1, state)
     return lax.while_loop(lambda s: s[0] >= 0, lambda s: (s[0] - 1, back(s[0], [], s[1])), start)[1]
 
 
 def _ordered(checkpoints: Checkpoints) -> tuple[Any, Any, Any]:
-    """The rows in the order of their places, then unused ones and the spare row; the places; the number in use."""
+    """Return the rows by place, then unused ones and the spare row; the places; and the number in use."""
     trips, plan, places, _ = checkpoints
     number, spare = jnp.arange(len(places), dtype=jnp.int32), jnp.array([len(places)], jnp.int32)
     written, dropped = jnp.sum(places >= 0, dtype=jnp.int32), _dropped(checkpoints)
@@ -113,7 +113,7 @@ def _ordered(checkpoints: Checkpoints) -> tuple[Any, Any, Any]:
     def by_place() -> Any:
         return jnp.argsort(jnp.where(places < 0, trips, places)).astype(jnp.int32)
 
-    # Up to `len(places)` trips they are in order as they were written; to sort a few is as fast as to ask.
+    # Up to `len(places)` trips they are in the order of writing; sorting a few is as fast as asking.
     order = by_place() if len(places) <= FEW else lax.cond(trips <= len(places), lambda: number, by_place)
     start = used - 1 - plan[2]  # of the dropped ones
     moved = jnp.where(number < used, number + dropped, number - used + start)
@@ -122,9 +122,9 @@ def _ordered(checkpoints: Checkpoints) -> tuple[Any, Any, Any]:
 
 
 def _dropped(checkpoints: Checkpoints) -> Any:
-    """How many checkpoints within the last gap but one are better used within the last.
+    """Return how many checkpoints within the last gap but one are better used within the last.
 
-    So many that no step behind the last checkpoint is run again more often than the stage allows.
+    It is the number with which no step behind the last checkpoint is run again more often than the stage allows.
     """
     trips, (stage, gaps, inner, *_), places, _ = checkpoints
     rest = jnp.float32(trips - jnp.max(places))
@@ -136,15 +136,15 @@ def _dropped(checkpoints: Checkpoints) -> Any:
         count, served = s
         return count + 1, served * jnp.float32(stage + count + 2) / jnp.float32(count + 2)
 
-    start = (jaxprs.as_varying(jnp.zeros_like(most), most), jaxprs.as_varying(served, rest))
+    start = (meshes.as_varying(jnp.zeros_like(most), most), meshes.as_varying(served, rest))
     count, _ = lax.while_loop(lambda s: (s[0] < most) & (s[1] < rest), more, start)
     return jnp.where(stage >= 2, count, 0)
 
 
 def _distance(steps: Any, slots: Any) -> Any:
-    """How far to go from a checkpoint before the next, to run back `steps` steps with `slots` checkpoints.
+    """Return the distance from a checkpoint to the next, to run back `steps` steps with `slots` checkpoints.
 
-    `slots` counts the one at the start; with that alone, all but one step.
+    `slots` counts the one at the start; with that alone, the distance is all steps but one.
     """
     total, many = jnp.float32(jnp.where(slots > 1, steps, 1)), jnp.float32(slots)
 
@@ -152,8 +152,8 @@ def _distance(steps: Any, slots: Any) -> Any:
         again, less = s
         return jnp.round(less * (many + again) / again)
 
-    one = jaxprs.as_varying(jnp.float32(1), many)
+    one = meshes.as_varying(jnp.float32(1), many)
     again, less = lax.while_loop(lambda s: served(s) < total, lambda s: (s[0] + 1, served(s)), (one, one))
-    rest = jnp.round(less * many / (many + again - 1))  # what one slot fewer serves with as many repetitions as `less`
+    rest = jnp.round(less * many / (many + again - 1))  # steps of one slot fewer, run again as often as `less`
     first = jnp.clip(jnp.minimum(less, total - rest), 1, total - 1).astype(jnp.int32)
     return jnp.where(slots > 1, first, steps - 1)

@@ -1,7 +1,7 @@
 """List the rules that changed derivatives, with their source lines.
 
-A formula or a guarded product is a call whose name has the rule. So the rules are found again in a jaxpr, without
-a list that passes through every stage.
+A formula or a guarded product is a call, and its name contains the rule. So the rules are found again in a jaxpr, and
+no list has to pass through every stage.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, user_source
 from jointcut.partition.rewrite.product import GUARD, is_test_of_guard
 
-#: Starts the names of formulas, and of the products that `guard` puts; no function of the user has a dot in its name.
+#: Starts the names of formulas, and of the products of `guard`; no function of the user has a dot in its name.
 _PREFIX = "derivatives."
 _GUARDED = GUARD.removeprefix(_PREFIX)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A rule, a field of `Conventions`, with the user's line where it was put, and how many times."""
+    """A rule, which is a field of `Conventions`, with the user's line where it was used, and the number of uses."""
 
     rule: str
     line: str
@@ -29,7 +29,7 @@ class Change:
 
 
 def ruled(function: Callable[..., Any], rule: str) -> Callable[..., Any]:
-    """The function under the name of a rule."""
+    """Return the function under the name of a rule."""
 
     def formula(*operands: Any) -> Any:
         return function(*operands)
@@ -44,12 +44,12 @@ def is_ruled(eqn: Any) -> bool:
 
 
 def formulas_in(closed: Any) -> tuple[Change, ...]:
-    """The formulas in a function, by rule and line, in the order found; one in a loop counts once."""
+    """Return the formulas in a function, by rule and line, in the order found; one in a loop counts once."""
     return _counted(rule for rule in _found(jaxprs.opened(closed)[0], "") if rule[0] != _GUARDED)
 
 
 def guards_in(closed: Any) -> tuple[Change, ...]:
-    """The guarded products in a program, by line."""
+    """Return the guarded products in a program, by line."""
     return _counted(rule for rule in _found(jaxprs.opened(closed)[0], "") if rule[0] == _GUARDED)
 
 
@@ -58,9 +58,9 @@ def _counted(rules: Iterable[tuple[str, str]]) -> tuple[Change, ...]:
 
 
 def _found(jaxpr: Any, caller: str) -> Iterator[tuple[str, str]]:
-    """Rules with their lines; one without a line of the user's has that of the call around it."""
+    """Yield rules with their lines; a rule without a line of the user's has the line of the call around it."""
     for eqn in jaxpr.eqns:
-        name, line = str(eqn.params.get("name", "")), jaxprs.source_of(eqn) or caller
+        name, line = str(eqn.params.get("name", "")), user_source.source_of(eqn) or caller
         if is_ruled(eqn):
             yield name.removeprefix(_PREFIX), line
         elif is_test_of_guard(eqn):

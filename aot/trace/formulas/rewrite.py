@@ -1,6 +1,6 @@
 """Put formulas into a traced function, by the conventions.
 
-Rules of the user's own stay as they are.
+Rules of the user's own are not changed.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.aot.choices.conventions import Conventions
-from jointcut.aot.derivatives import linalg
 from jointcut.aot.derivatives.elementwise import angles, bounds, powers
 from jointcut.aot.loops.rules import Loop
-from jointcut.aot.trace.formulas import slopes, spectra, uses
+from jointcut.aot.options.conventions import Conventions
+from jointcut.aot.trace.formulas import chosen_slopes, spectra, uses
 from jointcut.aot.trace.formulas.changes import ruled
-from jointcut.aot.trace.formulas.known import NOTHING, SIZES, Kind, Known, either, made, number_of, through
 from jointcut.aot.trace.formulas.squares import Makers
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.primitives import LOOPS, OPENED
+from jointcut.aot.trace.formulas.touches import NOTHING, SIZES, Facts, Property, either, made, number_of, through
+from jointcut.partition.program.jax import jaxprs, user_source
+from jointcut.partition.program.primitives import COND, DECOMPOSING, ENCLOSING, LOOPS, OPENED, SCAN
 from jointcut.partition.rewrite import simplify
 
 Formula = Callable[..., Any]
 
-#: Functions whose derivative alone is another, by primitive or by the name of JAX's function: the rule, and a formula.
+#: Functions that only need another derivative, by primitive or by the name of JAX's function: the rule, and a formula.
 _ALWAYS: Mapping[str, tuple[str, Formula]] = {
     "pow": ("power_at_zero", powers.power),
-    "igamma": ("power_at_zero", slopes.igamma),
-    "igammac": ("power_at_zero", slopes.igammac),
-    "regularized_incomplete_beta": ("power_at_zero", slopes.betainc),
-    "atan2": ("angle_at_origin", slopes.turned),
-    "xlogy": ("xlogy_at_zero", slopes.xlogy),
-    "xlog1py": ("xlogy_at_zero", slopes.xlog1py),
-    "logaddexp": ("empty_logsumexp", slopes.logaddexp),
-    "logaddexp2": ("empty_logsumexp", slopes.logaddexp2),
+    "igamma": ("power_at_zero", chosen_slopes.igamma),
+    "igammac": ("power_at_zero", chosen_slopes.igammac),
+    "regularized_incomplete_beta": ("power_at_zero", chosen_slopes.betainc),
+    "atan2": ("angle_at_origin", chosen_slopes.turned),
+    "xlogy": ("xlogy_at_zero", chosen_slopes.xlogy),
+    "xlog1py": ("xlogy_at_zero", chosen_slopes.xlog1py),
+    "logaddexp": ("empty_logsumexp", chosen_slopes.logaddexp),
+    "logaddexp2": ("empty_logsumexp", chosen_slopes.logaddexp2),
 }
 
 #: Jitted functions of JAX's that are replaced as a whole, and the rules.
@@ -44,27 +43,25 @@ _CALLS = {
     "fmax": "fmax_ties",
     "fmin": "fmax_ties",
     "hypot": "norm_at_zero",
-    "_lstsq": "equal_eigenvalues",
-    "_sqrtm": "no_derivative",
 }
 
 _MEDIANS = ("median", "nanmedian")
 
-#: Functions of JAX's in which bounds stay: for the place of the middle, and two whose slopes add up to that of `celu`.
+#: Functions of JAX's whose bounds stay: for the place of the middle, and two whose slopes add up to that of `celu`.
 _BOUNDS_STAY = (*_MEDIANS, "celu")
 
 #: Functions of JAX's whose calls are not opened, since a rule asks for their names.
 _STAY = frozenset({*_CALLS, *_BOUNDS_STAY, "clip"})
 
-#: What holds programs that are looked into.
-_LOOKED_INTO = LOOPS | OPENED | {"cond", "custom_linear_solve", "remat2", "checkpoint", "shard_map"}
+#: Primitives whose bodies are rewritten.
+_LOOKED_INTO = LOOPS | OPENED | ENCLOSING | {COND, "custom_linear_solve"}
 
-#: What gives its bodies other values than its operands.
+#: Primitives whose bodies do not take the operands as inputs.
 _OTHERWISE = LOOPS | {"custom_linear_solve"}
 
 
 def with_formulas(closed: Any, conventions: Conventions) -> Any:
-    """The same function, with the derivatives that the conventions choose."""
+    """Return the same function, with the derivatives that the conventions choose."""
     if not conventions.chosen:
         return closed
     jaxpr, consts = jaxprs.opened(closed)
@@ -73,16 +70,16 @@ def with_formulas(closed: Any, conventions: Conventions) -> Any:
 
 
 def _rewritten(
-    jaxpr: Any, given: Mapping[Any, Known], makers: Makers, chosen: Mapping[str, str], inside: str = ""
-) -> tuple[Any, list[Known]]:
-    """The jaxpr with formulas, and what is known of its outputs, given that of some inputs.
+    jaxpr: Any, given: Mapping[Any, Facts], makers: Makers, chosen: Mapping[str, str], inside: str = ""
+) -> tuple[Any, list[Facts]]:
+    """Return the jaxpr with formulas, and the facts of its outputs, given the facts of some inputs.
 
-    `inside` is the name of the function of JAX's whose body it is.
+    `inside` is the name of JAX's function whose body the jaxpr is.
     """
-    jaxpr, turned = uses.with_turns(jaxpr, chosen, _STAY.__contains__)
+    jaxpr, turned = uses.with_turns(jaxpr, chosen, _stays)
     known = dict(given)
 
-    def read(v: Any) -> Known:
+    def read(v: Any) -> Facts:
         return number_of(v) if isinstance(v, jaxprs.Literal) else known.get(v, NOTHING)
 
     eqns = []
@@ -92,8 +89,8 @@ def _rewritten(
         if whole is None and isinstance(eqn.params.get("rules"), Loop):
             whole, ends = _loop(eqn, chosen, inside), [NOTHING] * len(eqn.outvars)
         elif whole is None and eqn.primitive.name in _LOOKED_INTO:
-            whole, ends = _nested(eqn, now, makers, chosen, inside or jaxprs.call_of_jax(eqn))
-        elif whole is None and jaxprs.rule_of_jax(eqn):
+            whole, ends = _nested(eqn, now, makers, chosen, inside or user_source.call_of_jax(eqn))
+        elif whole is None and user_source.rule_of_jax(eqn):
             ends = through(jaxprs.opened(eqn.params["call_jaxpr"])[0], now)
             whole = _with_formula(eqn, now, chosen, makers, inside)
         else:
@@ -106,11 +103,11 @@ def _rewritten(
 
 
 def _nested(
-    eqn: Any, now: Sequence[Known], makers: Makers, chosen: Mapping[str, str], inside: str
-) -> tuple[Any, list[Known]]:
-    """An equation with formulas in its bodies, and what is known of its results."""
+    eqn: Any, now: Sequence[Facts], makers: Makers, chosen: Mapping[str, str], inside: str
+) -> tuple[Any, list[Facts]]:
+    """Return an equation with formulas in its bodies, and the facts of its results."""
     outer, given, carried = _entering(eqn, now)
-    ends: list[list[Known]] = []
+    ends: list[list[Facts]] = []
 
     def change(jaxpr: Any) -> Any:
         fits = len(jaxpr.invars) == len(given)
@@ -131,16 +128,16 @@ def _nested(
     return whole, [either(each) for each in zip(*ends, strict=True)] if fits else [NOTHING] * len(eqn.outvars)
 
 
-def _entering(eqn: Any, now: Sequence[Known]) -> tuple[list[Any], list[Known], range]:
-    """The values that enter the bodies of an equation, what is known of them, and the places of what a loop carries.
+def _entering(eqn: Any, now: Sequence[Facts]) -> tuple[list[Any], list[Facts], range]:
+    """Return the values that enter an equation's bodies, their facts, and the positions of a loop's carry.
 
-    What a scan carries is taken to stay zero or larger if it starts at zero, which is to be seen by the step. It is
-    not the same value in each step, and stands as None. Nothing is said of what enters another loop, or a solution.
+    A carry of a scan that starts at zero is taken to stay zero or larger; the step then has to confirm it. A carry is
+    another value in each step, and stands as None. Nothing is known of values that enter another loop, or a solution.
     """
     name, outer, given = eqn.primitive.name, list(eqn.invars), list(now)
-    if name == "cond":
+    if name == COND:
         return outer[1:], given[1:], range(0)
-    if name != "scan":
+    if name != SCAN:
         return ([], [], range(0)) if name in _OTHERWISE else (outer, given, range(0))
     layout = jaxprs.scan_layout(eqn)
     carried = range(layout.num_consts, layout.num_consts + layout.num_carry)
@@ -150,7 +147,7 @@ def _entering(eqn: Any, now: Sequence[Known]) -> tuple[list[Any], list[Known], r
 
 
 def _loop(eqn: Any, chosen: Mapping[str, str], inside: str) -> Any:
-    """A loop of ours, such as `aot.while_loop`, with formulas in its body; it is pulled back under the conventions."""
+    """Return a loop of ours, such as `aot.while_loop`, with formulas in its body, under the conventions."""
 
     def change(body: Any) -> Any:
         jaxpr, consts = jaxprs.opened(body)
@@ -162,28 +159,30 @@ def _loop(eqn: Any, chosen: Mapping[str, str], inside: str) -> Any:
 
 
 def _call(eqn: Any, chosen: Mapping[str, str]) -> Any:
-    """A call of another function in the place of one of JAX's; None where that stays."""
-    name = jaxprs.call_of_jax(eqn)
+    """Return a call of another function that replaces one of JAX's; None where that one stays."""
+    name = user_source.call_of_jax(eqn)
+    if name and "equal_eigenvalues" in chosen and spectra.is_least_squares(eqn):
+        return simplify.instead(eqn, ruled(spectra.least_squares(eqn), "equal_eigenvalues"))
     if _CALLS.get(name) not in chosen or not _are_inexact(eqn):
         return None
-    if name == "hypot":
-        return simplify.instead(eqn, ruled(slopes.hypot, _CALLS[name]))
-    if name.startswith("f"):
-        return simplify.instead(eqn, ruled(getattr(bounds, name), _CALLS[name]))
-    if eqn.invars[0].aval.ndim != 2:  # mapped, over axes that the equation does not tell
-        return None
-    formula = spectra.least_squares(eqn) if name == "_lstsq" else linalg.sqrtm
+    formula = chosen_slopes.hypot if name == "hypot" else getattr(bounds, name)
     return simplify.instead(eqn, ruled(formula, _CALLS[name]))
+
+
+def _stays(eqn: Any) -> bool:
+    """Whether a call of a function of JAX's is not opened."""
+    name = user_source.call_of_jax(eqn)
+    return name in _STAY or bool(name and spectra.is_least_squares(eqn))
 
 
 def _are_inexact(eqn: Any) -> bool:
     return bool(eqn.invars) and all(jnp.issubdtype(v.aval.dtype, np.inexact) for v in eqn.invars)
 
 
-def _with_formula(eqn: Any, now: Sequence[Known], chosen: Mapping[str, str], makers: Makers, inside: str) -> Any:
+def _with_formula(eqn: Any, now: Sequence[Facts], chosen: Mapping[str, str], makers: Makers, inside: str) -> Any:
     if not _are_inexact(eqn):
         return eqn
-    name = jaxprs.rule_of_jax(eqn) or eqn.primitive.name
+    name = user_source.rule_of_jax(eqn) or eqn.primitive.name
     found = _root(eqn, name, now, makers) or _singular(eqn, name) or _in_order(eqn, name, inside) or _always(name, now)
     if found is not None and chosen.get(found[0]) not in (None, "known"):
         rule, formula = found
@@ -191,8 +190,8 @@ def _with_formula(eqn: Any, now: Sequence[Known], chosen: Mapping[str, str], mak
     return _of_power(eqn, name, chosen, makers) or _corner(eqn, name, now, chosen, inside)
 
 
-def _root(eqn: Any, name: str, now: Sequence[Known], makers: Makers) -> tuple[str, Formula] | None:
-    """A root, a logarithm or an arc of a number on a bound where it does not move."""
+def _root(eqn: Any, name: str, now: Sequence[Facts], makers: Makers) -> tuple[str, Formula] | None:
+    """Return a root, a logarithm or an arc of a number on a bound where it does not move."""
     x, dtype = now[0], eqn.outvars[0].aval.dtype
     if not jnp.issubdtype(dtype, np.floating):
         return None
@@ -201,38 +200,38 @@ def _root(eqn: Any, name: str, now: Sequence[Known], makers: Makers) -> tuple[st
         if not x.is_zero_at_least(dtype) and not (x.low < 0.0 and makers.is_sum_of_squares(eqn.invars[0])):
             return None
         if name == "cbrt":
-            return "norm_at_zero", slopes.cube_root_of_squares
-        return "norm_at_zero", lambda total, *_: slopes.root_of_squares(power, total)
-    if name in slopes.ARCS:
+            return "norm_at_zero", chosen_slopes.cube_root_of_squares
+        return "norm_at_zero", lambda total, *_: chosen_slopes.root_of_squares(power, total)
+    if name in chosen_slopes.ARCS:
         ends = tuple(end for end, known in ((1.0, x.high), (-1.0, x.low), (1.0, x.low)) if known == end)
-        return ("arc_at_one", slopes.arc(name, ends)) if ends else None
-    is_empty = name == "log" and x.kind is Kind.EXPONENTIALS and x.is_zero_at_least(dtype)
-    return ("empty_logsumexp", slopes.log_of_exponentials) if is_empty else None
+        return ("arc_at_one", chosen_slopes.arc(name, ends)) if ends else None
+    is_empty = name == "log" and x.kind is Property.EXPONENTIALS and x.is_zero_at_least(dtype)
+    return ("empty_logsumexp", chosen_slopes.log_of_exponentials) if is_empty else None
 
 
-def _always(name: str, now: Sequence[Known]) -> tuple[str, Formula] | None:
-    """A formula for all operands, but none for a sum of exponentials of which one is a number: that is not empty."""
+def _always(name: str, now: Sequence[Facts]) -> tuple[str, Formula] | None:
+    """Return a formula for all operands, but none for a sum of exponentials with a number in it: that is not empty."""
     if name in ("logaddexp", "logaddexp2") and any(known.number is not None for known in now):
         return None
     return _ALWAYS.get(name)
 
 
 def _singular(eqn: Any, name: str) -> tuple[str, Formula] | None:
-    """An absolute value, or a decomposition with values that may be equal."""
+    """Return an absolute value, or a decomposition with values that may be equal."""
     if name == "abs":
         is_complex = jnp.issubdtype(eqn.invars[0].aval.dtype, np.complexfloating)
-        return ("norm_at_zero", angles.abs) if is_complex else ("abs_at_zero", slopes.flat_abs)
-    if name in ("eigh", "svd") and eqn.params["subset_by_index"] is None:
+        return ("norm_at_zero", angles.abs) if is_complex else ("abs_at_zero", chosen_slopes.flat_abs)
+    if name in DECOMPOSING and eqn.params["subset_by_index"] is None:
         return "equal_eigenvalues", spectra.with_equal_values(eqn)
     return None
 
 
 def _in_order(eqn: Any, name: str, inside: str) -> tuple[str, Formula] | None:
-    """The largest element so far, or the elements in order, of which a median is the middle."""
+    """Return a formula for the largest element so far, or for sorted elements, whose middle is a median."""
     if name in ("cummax", "cummin"):
-        return "cumulative_ties", slopes.last_so_far(name, eqn.params["axis"], eqn.params["reverse"])
+        return "cumulative_ties", chosen_slopes.last_so_far(name, eqn.params["axis"], eqn.params["reverse"])
     if name == "sort" and len(eqn.invars) == 1 and inside in _MEDIANS:
-        return "median_ties", functools.partial(slopes.shared_in_order, eqn.params["dimension"])
+        return "median_ties", functools.partial(chosen_slopes.shared_in_order, eqn.params["dimension"])
     return None
 
 
@@ -241,12 +240,12 @@ def _of_power(eqn: Any, name: str, chosen: Mapping[str, str], makers: Makers) ->
     maker = makers.of(eqn.invars[0], "integer_pow") if name == "cbrt" else None
     if maker is None or maker.params["y"] < 3 or "power_at_zero" not in chosen:
         return None
-    formula = ruled(slopes.cube_root(maker.params["y"]), "power_at_zero")
+    formula = ruled(chosen_slopes.cube_root(maker.params["y"]), "power_at_zero")
     return simplify.instead(eqn, formula, [eqn.invars[0], maker.invars[0]])
 
 
-def _corner(eqn: Any, name: str, now: Sequence[Known], chosen: Mapping[str, str], inside: str) -> Any:
-    """A bound or a maximum, with the slope that is chosen for it."""
+def _corner(eqn: Any, name: str, now: Sequence[Facts], chosen: Mapping[str, str], inside: str) -> Any:
+    """Return a bound or a maximum, with its chosen slope."""
     at_bound, ties = chosen.get("clamp_at_bound", "jax"), chosen.get("max_ties", "jax")
     operands, formula, rule = eqn.invars, None, "clamp_at_bound"
     if inside in _BOUNDS_STAY:
@@ -254,13 +253,13 @@ def _corner(eqn: Any, name: str, now: Sequence[Known], chosen: Mapping[str, str]
     if name in ("max", "min"):
         numbers = [known.number is not None for known in now]
         if sum(numbers) == 1 and at_bound != "jax":
-            formula, operands = slopes.bounded(name, at_bound), operands[:: -1 if numbers[0] else 1]
+            formula, operands = chosen_slopes.bounded(name, at_bound), operands[:: -1 if numbers[0] else 1]
         elif inside == "clip" and not any(numbers) and at_bound != "jax":  # the bound stands first
-            formula, operands = slopes.bounded(name, at_bound), operands[::-1]
+            formula, operands = chosen_slopes.bounded(name, at_bound), operands[::-1]
         elif not any(numbers) and ties == "first":
-            formula, rule = slopes.bounded(name, "one"), "max_ties"
+            formula, rule = chosen_slopes.bounded(name, "one"), "max_ties"
     elif name == "clamp" and at_bound == "one":
-        formula = slopes.clamped
+        formula = chosen_slopes.clamped
     elif name in ("reduce_max", "reduce_min") and ties == "first":
-        formula, rule = functools.partial(slopes.first_along, name, tuple(eqn.params["axes"])), "max_ties"
+        formula, rule = functools.partial(chosen_slopes.first_along, name, tuple(eqn.params["axes"])), "max_ties"
     return eqn if formula is None else simplify.instead(eqn, ruled(formula, rule), operands)

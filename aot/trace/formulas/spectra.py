@@ -1,7 +1,7 @@
 """Decompositions of matrices that may be singular, with JAX's derivatives elsewhere.
 
-JAX divides by differences of values. Its own rule is taken as a jaxpr, in which what is divided by exactly zero is
-zero. So all that was finite keeps its bits, and the common turn of vectors with equal values counts as zero, as in
+JAX divides by differences of values. Its own rule is taken as a jaxpr, in which a quotient by exactly zero is zero. So
+all finite results keep their bits, and the common turn of vectors with equal values counts as zero, as in
 `aot.derivatives.linalg`.
 """
 
@@ -18,12 +18,13 @@ from jax import lax
 
 from jointcut.aot.derivatives import linalg
 from jointcut.aot.derivatives.linalg.solves import adjoint
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs, runtime
+from jointcut.partition.program.primitives import DECOMPOSING
 from jointcut.partition.rewrite import simplify
 
 
 def with_equal_values(eqn: Any, turns: bool = True) -> Callable[[jax.Array], Any]:
-    """The `eigh` or `svd` of an equation, as a function of the matrix.
+    """Return the `eigh` or `svd` of an equation, as a function of the matrix.
 
     `turns` says whether left and right vectors of equal singular values turn against each other.
     """
@@ -52,7 +53,7 @@ def with_equal_values(eqn: Any, turns: bool = True) -> Callable[[jax.Array], Any
 
 
 def values_alone(eqn: Any) -> Callable[[jax.Array], Any]:
-    """The `svd` of an equation whose vectors nothing reads: those have the slope 0."""
+    """Return the `svd` of an equation whose vectors nothing reads: those have the slope 0."""
 
     @jax.custom_jvp
     def value(a: jax.Array) -> Any:
@@ -69,24 +70,33 @@ def values_alone(eqn: Any) -> Callable[[jax.Array], Any]:
     return value
 
 
-def least_squares(eqn: Any) -> Callable[..., Any]:
-    """The `lstsq` of an equation, as a function of a, b and, if it was given, the bound of small singular values.
+def is_least_squares(eqn: Any) -> bool:
+    """Whether a call of JAX's solves least squares for one matrix: its results are solution, rest, rank and values."""
+    if len(eqn.outvars) != 4 or getattr(eqn.invars[0].aval, "ndim", 0) != 2:
+        return False
+    a, (x, _, rank, s) = eqn.invars[0].aval, (v.aval for v in eqn.outvars)
+    fits = x.shape[:1] == a.shape[1:] and rank.shape == () and s.shape == (min(a.shape),)
+    return fits and jnp.issubdtype(rank.dtype, np.integer) and "svd" in jaxprs.inner_primitives(eqn)
 
-    Where singular values are equal or count as zero, or nothing is left over, the derivative is that of
-    `aot.derivatives.linalg.lstsq`, with the rank that JAX found.
+
+def least_squares(eqn: Any) -> Callable[..., Any]:
+    """Return the `lstsq` of an equation, as a function of a, b and, if given, the bound of small singular values.
+
+    The derivative is taken from `aot.derivatives.linalg.lstsq`, with the rank that JAX found, in three cases: singular
+    values are equal, they count as zero, or nothing is left over.
     """
     body = eqn.params["jaxpr"]
 
     @jax.custom_jvp
     def value(*operands: jax.Array) -> Any:
-        return jaxprs.evaluate(body, *operands)
+        return runtime.evaluate(body, *operands)
 
     @value.defjvp
     def _(points: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
         (a, b, *bound), (da, db, *_) = points, tangents
 
         def smooth(a: jax.Array, b: jax.Array) -> Any:
-            x, left, _, s = jaxprs.evaluate(body, a, b, *bound)
+            x, left, _, s = runtime.evaluate(body, a, b, *bound)
             return x, left, s
 
         results = value(*points)
@@ -108,7 +118,7 @@ def least_squares(eqn: Any) -> Callable[..., Any]:
 
 @jax.custom_jvp
 def _pseudo_inverse(a: jax.Array, *bound: Any) -> jax.Array:
-    """The pseudo-inverse, whose rank does not change (Golub and Pereyra, SIAM J. Numer. Anal. 10, 1973)."""
+    """Return the pseudo-inverse, whose rank does not change (Golub and Pereyra, SIAM J. Numer. Anal. 10, 1973)."""
     return jnp.linalg.lstsq(a, jnp.eye(a.shape[0], dtype=a.dtype), *bound)[0]
 
 
@@ -120,7 +130,7 @@ def _pseudo_inverse_slope(points: tuple[Any, ...], tangents: tuple[Any, ...]) ->
 
 
 def _against(results: Any, da: jax.Array) -> list[jax.Array]:
-    """What JAX's tangents lack: how vectors u and v of equal singular values turn against each other."""
+    """Return the part that JAX's tangents lack: how vectors u, v of equal singular values turn against each other."""
     s, u, vh = results
     p = adjoint(u) @ da @ adjoint(vh)
     total = s[..., None, :] + s[..., :, None]
@@ -131,7 +141,7 @@ def _against(results: Any, da: jax.Array) -> list[jax.Array]:
 
 
 def _without_zero_divisors(function: Callable[..., Any], points: Any, tangents: Any) -> tuple[Any, Any]:
-    """JAX's results and tangents of a function, in which a quotient with exactly zero below is zero."""
+    """Return JAX's results and tangents of a function, in which a quotient with exactly zero below is zero."""
 
     def both(points: Any, tangents: Any) -> Any:
         return jax.jvp(function, points, tangents)
@@ -139,13 +149,13 @@ def _without_zero_divisors(function: Callable[..., Any], points: Any, tangents: 
     closed = jax.make_jaxpr(both)(points, tangents)
     for name in ("eigh", "svd", "div", "integer_pow"):
         closed = simplify.replaced(closed, name, _mended)
-    flat = jaxprs.evaluate(closed, *points, *tangents)
+    flat = runtime.evaluate(closed, *points, *tangents)
     return flat[: len(flat) // 2], flat[len(flat) // 2 :]
 
 
 def _mended(eqn: Any, _: str) -> Any:
-    """An equation of JAX's rule; the decomposition in it has this rule again, for higher orders."""
-    if eqn.primitive.name in ("eigh", "svd"):
+    """Return an equation of JAX's rule; a decomposition in it has this rule again, for higher orders."""
+    if eqn.primitive.name in DECOMPOSING:
         return simplify.instead(eqn, with_equal_values(eqn))
     if eqn.primitive.name == "integer_pow":
         exponent = eqn.params["y"]

@@ -2,8 +2,8 @@
 
 A value that is computed twice is one value. So `x @ x`, `einsum("i,i->", x, x)` and `m * x * x` are made of squares. A
 squared distance that is written out, `sum(x * x) + sum(y * y) - 2 * x @ y`, is a sum of squares of differences, for
-vectors and for all pairs of rows of two matrices. It is found by the numbers before its products. That of a square must
-be as large as half the sum of those before the products of the same value with others.
+vectors and for all pairs of rows of two matrices. It is found by the coefficients of its products. The coefficient of a
+square must be at least half the sum of the coefficients of the same value's products with other values.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.partition.program import jaxprs
+from jointcut.partition.program.jax import jaxprs
+from jointcut.partition.program.primitives import ELEMENTWISE, SUMS
 from jointcut.partition.rewrite import simplify
 
-#: What an axis of a value is for a sum: a number of an axis of the result, or a name of one that is summed, or nothing.
+#: An axis of a value in a sum: the number of an axis of the result, the name of a summed axis, or None.
 Axes = tuple[Any, ...]
 
 #: A value with its axes.
 Factor = tuple[Any, Axes]
 
 
-#: So many equations are followed.
+#: The most equations that are followed.
 _MOST = 200
 
 
@@ -49,9 +50,9 @@ class Makers:
         self._seen: dict[Any, Sequence[Any]] = {}
 
     def add(self, eqn: Any) -> None:
-        """Note an equation, whose operands were noted before; of a call, those that are in it."""
+        """Note an equation, whose operands were noted before; for a call, note the equations in it."""
         if simplify.callee(eqn) is not None:
-            inputs = dict.fromkeys(v for v in eqn.invars if not isinstance(v, jaxprs.Literal))
+            inputs = dict.fromkeys(jaxprs.variables(eqn.invars))
             inner, _ = jaxprs.opened(simplify.inlined(jaxprs.build(list(inputs), eqn.outvars, [eqn])))
             for one in inner.eqns:
                 self.add(one)
@@ -65,26 +66,26 @@ class Makers:
             self._first.update(zip(eqn.outvars, twin, strict=True))
 
     def first(self, v: Any) -> Any:
-        """The first value that is the same as this one."""
+        """Return the first value that is the same as this one."""
         return v if isinstance(v, jaxprs.Literal) else self._first.get(v, v)
 
     def of(self, v: Any, *names: str) -> Any:
-        """The equation that makes a value, if its primitive has one of these names, or any without; or None."""
+        """Return the equation that makes a value, or None; `names` are the primitives that count, without them all."""
         eqn = None if isinstance(v, jaxprs.Literal) else self._of.get(v)
         return eqn if eqn is not None and (not names or eqn.primitive.name in names) else None
 
     def inner(self, pairs: Iterable[tuple[Any, Any]]) -> Makers:
-        """Those of a body, given pairs of a value outside, or None, and the input that it is inside."""
+        """Return the makers of a body, given pairs of a value outside, or None, and the body's input for it."""
         firsts: dict[Any, Any] = {}
         known = [(self.first(v), inner) for v, inner in pairs if v is not None and not isinstance(v, jaxprs.Literal)]
         return Makers({inner: firsts.setdefault(v, inner) for v, inner in known})
 
     def copy(self) -> Makers:
-        """The same inputs, without equations."""
+        """Return the same inputs, without equations."""
         return Makers(self._first)
 
     def odd_factors(self, eqn: Any) -> list[Any]:
-        """The factors of a product that are left over without pairs of the same."""
+        """Return the factors of a product that are left over when equal factors are paired."""
         counts: Counter[Any] = Counter()
         numbers, stack, steps = [], list(eqn.invars), 0
         while stack:
@@ -134,7 +135,7 @@ class Makers:
         return all(number >= -1e-9 for number in left.values())
 
     def _terms(self, v: Any) -> Iterator[_Term]:
-        """The terms of a sum; the last one has no factors where there are too many."""
+        """Yield the terms of a sum; the last one has no factors where there are too many."""
         names = itertools.count()
         stack: list[tuple[float, Any, Axes]] = [(1.0, v, tuple(range(v.aval.ndim)))]
         for _ in range(_MOST):
@@ -143,7 +144,7 @@ class Makers:
             number, v, axes = stack.pop()
             eqn = self.of(v)
             name, scaled, moved = _name(eqn), self._scaled(eqn), self._moved(eqn, axes)
-            if name in ("add", "add_any", "sub") and all(x.aval.ndim == len(axes) for x in eqn.invars):
+            if name in SUMS & ELEMENTWISE and all(x.aval.ndim == len(axes) for x in eqn.invars):
                 stack += zip((number, -number if name == "sub" else number), eqn.invars, (axes, axes), strict=True)
             elif scaled is not None:
                 stack.append((number * scaled[0], scaled[1], axes))
@@ -162,7 +163,7 @@ class Makers:
         yield _Term(0.0, ())
 
     def _factors(self, v: Any, eqn: Any, axes: Axes, names: Iterator[int]) -> list[tuple[float, Factor]]:
-        """The factors of a product, or the value alone, each with a number."""
+        """Return the factors of a product, or the value alone, each with a number."""
         name = _name(eqn)
         if name == "mul":
             return [self._bare(x, axes) for x in eqn.invars]
@@ -180,7 +181,7 @@ class Makers:
         return [self._bare(x, inner) for x, inner in zip(eqn.invars, every, strict=True)]
 
     def _bare(self, v: Any, axes: Axes) -> tuple[float, Factor]:
-        """A factor without what moves its elements or scales them; axes of one element have no name."""
+        """Return a factor without the ops that move or scale its elements; axes of one element have no name."""
         number = 1.0
         while True:
             eqn = self.of(v)
@@ -195,7 +196,7 @@ class Makers:
                 return number, (self.first(v), tuple(names))
 
     def _scaled(self, eqn: Any) -> tuple[float, Any] | None:
-        """The number and the value whose product an equation is."""
+        """Return the number and the value whose product an equation computes; None for another equation."""
         name = _name(eqn)
         if name not in ("mul", "div", "neg"):
             return None
@@ -215,7 +216,7 @@ class Makers:
         return float(value) if value is not None and value.ndim == 0 and value.dtype.kind in "iuf" else None
 
     def _moved(self, eqn: Any, axes: Axes) -> tuple[Any, Axes] | None:
-        """What an equation moves, with its axes; None for one that does more."""
+        """Return the value that an equation moves, with its axes; None for an equation that does more."""
         name = _name(eqn)
         if name == "transpose":
             places = eqn.params["permutation"]
@@ -236,7 +237,7 @@ class Makers:
 
 
 def _name(eqn: Any) -> str:
-    """The name of the primitive of an equation; empty for none."""
+    """Return the name of the primitive of an equation; empty for none."""
     return "" if eqn is None else eqn.primitive.name
 
 
@@ -252,9 +253,9 @@ def _is_paired(eqn: Any) -> bool:
 
 
 def _pair(term: _Term) -> tuple[Factor, Factor, bool] | None:
-    """The two factors of a product, and whether it is a square; None for what is no product of two.
+    """Return the two factors of a product, and whether it is a square; None for anything but a product of two.
 
-    An axis that is summed must be in both factors: then it does not matter which of the names it has.
+    An axis that is summed must be in both factors: then its name does not matter.
     """
     if len(term.factors) != 2:
         return None

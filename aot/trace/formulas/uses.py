@@ -1,8 +1,8 @@
-"""Find what is made of eigenvalues and vectors, and whether it is a function of the matrix.
+"""Find the uses of eigenvalues and vectors, and whether they are functions of the matrix.
 
-A function of one number may work on the values, and the results scale the vectors. A product of scaled vectors with
+A function of one number may work on the values, and its results may scale the vectors. A product of scaled vectors with
 others of the same matrix, summed over all values, is a function of the matrix. If vectors take part in such products
-alone, all that is computed from them has a derivative, also where values are equal.
+alone, everything that is computed from them has a derivative, also where values are equal.
 """
 
 from __future__ import annotations
@@ -15,31 +15,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jointcut.aot.derivatives.linalg.solves import adjoint
 from jointcut.aot.trace.formulas import spectra
 from jointcut.aot.trace.formulas.changes import is_ruled, ruled
 from jointcut.aot.trace.formulas.spread import function_of_symmetric
-from jointcut.aot.trace.formulas.turns import Pair, function_of
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.primitives import ELEMENTWISE
+from jointcut.aot.trace.formulas.turns import SingularPair, function_of
+from jointcut.partition.program.jax import jaxprs, runtime, user_source
+from jointcut.partition.program.primitives import DECOMPOSING, ELEMENTWISE
 from jointcut.partition.rewrite import simplify
-
-_DECOMPOSITIONS = frozenset({"eigh", "svd"})
-_DIAGONAL = "_diag"  # the name of what `jnp.diag` calls
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """Numbers along an axis of a matrix of this shape, by which vectors are scaled: a value, or one number for all."""
+    """Numbers along an axis of a matrix of this shape, which scale vectors: a value, or one number for all."""
 
     value: Any
     axis: int
     shape: tuple[int, ...]
 
     def row(self, x: Any) -> Any:
-        """The numbers, once the value is known; a value with one axis has them as they are."""
+        """Return the numbers, given the value `x`; a value with one axis is returned unchanged."""
         if x.ndim == 1:
             return x
         last = len(self.shape) - 1
@@ -58,7 +56,7 @@ class _Vectors:
     scales: tuple[_Scale, ...] = ()
 
     def scaled(self, value: Any, aval: Any) -> _Vectors:
-        """The same vectors, scaled once more."""
+        """Return the same vectors, scaled once more."""
         return replace(self, scales=(*self.scales, _Scale(value, self.axis, aval.shape)))
 
 
@@ -78,28 +76,27 @@ class _Diagonal:
     values: Any
 
 
-def with_turns(jaxpr: Any, chosen: Mapping[str, str], stays: Callable[[str], bool]) -> tuple[Any, dict[int, Any]]:
-    """The jaxpr with calls around decompositions opened, and new equations by the `id` of those that they replace.
+def with_turns(jaxpr: Any, chosen: Mapping[str, str], stays: Callable[[Any], bool]) -> tuple[Any, dict[int, Any]]:
+    """Return the jaxpr with calls around decompositions opened, and new equations by the `id` of the replaced ones.
 
-    Calls of functions of JAX's are not opened if `stays` is true of the name.
+    Calls of functions of JAX's are not opened if `stays` is true of them.
     """
     if not {"equal_eigenvalues", "no_derivative"} & set(chosen):
         return jaxpr, {}
 
     def inside(eqn: Any) -> Any:
-        """The jaxpr of a call that is opened, or None."""
-        name = jaxprs.call_of_jax(eqn)
-        return None if name == _DIAGONAL or stays(name) or is_ruled(eqn) else simplify.callee(eqn)
+        """Return the jaxpr of a call that is opened, or None."""
+        return None if stays(eqn) or is_ruled(eqn) or _is_diagonal(eqn) else simplify.callee(eqn)
 
-    if any(inside(eqn) and _DECOMPOSITIONS & jaxprs.inner_primitives(eqn) for eqn in jaxpr.eqns):
+    if any(inside(eqn) and DECOMPOSING & jaxprs.inner_primitives(eqn) for eqn in jaxpr.eqns):
         jaxpr = _opened(jaxpr, inside)
-    elif not any(eqn.primitive.name in _DECOMPOSITIONS for eqn in jaxpr.eqns):
+    elif not any(eqn.primitive.name in DECOMPOSING for eqn in jaxpr.eqns):
         return jaxpr, {}
-    return jaxpr, _Search(jaxpr).replaced(chosen)
+    return jaxpr, _FactSearch(jaxpr).replaced(chosen)
 
 
 def _opened(jaxpr: Any, inside: Callable[[Any], Any]) -> Any:
-    """The jaxpr with calls opened for which `inside` has a jaxpr; what stands there has the line of the call."""
+    """Return the jaxpr with calls opened for which `inside` has a jaxpr; its equations have the line of the call."""
     eqns: list[Any] = []
 
     def visit(body: Any, names: dict[Any, Any], caller: Any) -> list[Any]:
@@ -121,8 +118,8 @@ def _opened(jaxpr: Any, inside: Callable[[Any], Any]) -> Any:
     return jaxpr.replace(outvars=visit(jaxpr, {}, None), eqns=eqns)
 
 
-class _Search:
-    """What is known of the values of a jaxpr, and which decompositions are used in other ways."""
+class _FactSearch:
+    """The search of a jaxpr: the facts of its values, and the decompositions that are used in other ways."""
 
     def __init__(self, jaxpr: Any) -> None:
         self._known: dict[Any, _Vectors | _Values | _Diagonal] = {}
@@ -141,14 +138,14 @@ class _Search:
         return None if isinstance(v, jaxprs.Literal) else self._known.get(v)
 
     def _opens(self, known: Any) -> None:
-        """Note that vectors are used in a way that is not known."""
+        """Note that vectors are used in an unknown way."""
         if isinstance(known, _Vectors):
             self._used.add(id(known.source))
             self._open.add(id(known.source))
 
     def _read(self, eqn: Any) -> None:
         self._makers.update(dict.fromkeys(eqn.outvars, eqn))
-        if eqn.primitive.name in _DECOMPOSITIONS and eqn.params.get("subset_by_index") is None:
+        if eqn.primitive.name in DECOMPOSING and eqn.params.get("subset_by_index") is None:
             self._known.update(_results(eqn))
             self._sources.append(eqn)
             return
@@ -167,13 +164,12 @@ class _Search:
     # ------------------------------------------------------------------------------------------------ one equation
 
     def _moved(self, eqn: Any, now: Sequence[Any]) -> _Vectors | _Values | _Diagonal | None:
-        """What is known of the result of an equation."""
+        """Return the facts of an equation's result."""
         name, one = eqn.primitive.name, next((known for known in now if known is not None), None)
         if name == "dot_general":
             return self._multiplied(eqn, now)
-        if isinstance(one, _Values) and jaxprs.call_of_jax(eqn) == _DIAGONAL:
-            (size, *more), shape = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-            return _Diagonal(one.source, eqn.invars[0]) if not more and shape == (size, size) else None
+        if isinstance(one, _Values) and _is_diagonal(eqn):
+            return _Diagonal(one.source, eqn.invars[0])
         if one is None or isinstance(one, _Diagonal):
             return None
         if name == "transpose":
@@ -203,7 +199,7 @@ class _Search:
         return vectors.scaled(scale, eqn.outvars[0].aval) if fits else None
 
     def _multiplied(self, eqn: Any, now: Sequence[Any]) -> _Vectors | None:
-        """Vectors scaled by a product with a diagonal matrix, or by one with a row of values that sums over nothing."""
+        """Return vectors scaled by a diagonal matrix, or by a row of values in a product that sums over nothing."""
         place = next((i for i, known in enumerate(now) if isinstance(known, _Vectors)), None)
         if place is None or eqn.outvars[0].aval.ndim != 2:
             return None
@@ -221,7 +217,7 @@ class _Search:
         return replace(vectors, axis=axis).scaled(scale, eqn.outvars[0].aval) if fits else None
 
     def _spread(self, eqn: Any, values: _Values) -> _Values | None:
-        """Values along an axis of a result with more axes."""
+        """Return values along an axis of a result with more axes."""
         before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
         if eqn.primitive.name == "broadcast_in_dim":
             axis = eqn.params["broadcast_dimensions"][values.axis]
@@ -245,7 +241,7 @@ class _Search:
         return eqn.primitive.name in ELEMENTWISE and all(self._is_uniform(u, axis) for u in eqn.invars)
 
     def _pair(self, eqn: Any, now: Sequence[Any]) -> tuple[_Vectors, _Vectors] | None:
-        """The two matrices of vectors whose product an equation is, if it sums over all values."""
+        """Return the two matrices of vectors whose product an equation is, if it sums over all values."""
         if eqn.primitive.name != "dot_general" or not all(isinstance(known, _Vectors) for known in now):
             return None
         (first, second), ((one, other), batch) = now, eqn.params["dimension_numbers"]
@@ -258,7 +254,7 @@ class _Search:
     # ------------------------------------------------------------------------------------------------ new equations
 
     def replaced(self, chosen: Mapping[str, str]) -> dict[int, Any]:
-        """New equations by the `id` of those that they replace."""
+        """Return new equations by the `id` of the equations that they replace."""
         found: dict[int, Any] = {}
         for source in self._sources:
             if source.primitive.name == "svd" and source.params["full_matrices"] and not _is_square(source):
@@ -274,13 +270,13 @@ class _Search:
         return found
 
     def _turned(self, eqn: Any, first: _Vectors, second: _Vectors) -> Any:
-        """The product of two matrices of vectors, as a function of the matrix."""
+        """Return the product of two matrices of vectors, as a function of the matrix."""
         source, is_symmetric = first.source, first.source.primitive.name == "eigh"
         is_transposed = first.is_conjugate if first.side == second.side else first.is_conjugate and second.side != "v"
         left, right = (second, first) if is_transposed else (first, second)
         if not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.complexfloating):
             left, right, is_transposed = first, second, False
-        pair = Pair(left.side, right.side, is_transposed)
+        pair = SingularPair(left.side, right.side, is_transposed)
         values = source.outvars[1 if is_symmetric else 0]
         scales = (*first.scales, *second.scales)
         closed, more = self._chain(values, [scale.value for scale in scales])
@@ -293,14 +289,14 @@ class _Search:
             )
 
             def f(s: Any) -> Any:
-                pairs = zip(scales, jaxprs.evaluate(closed, s, *given), strict=True)
+                pairs = zip(scales, runtime.evaluate(closed, s, *given), strict=True)
                 return functools.reduce(operator.mul, (scale.row(x) for scale, x in pairs), jnp.ones_like(s))
 
             def slope(s: Any) -> Any:
                 return jax.jvp(f, (s,), (jnp.ones_like(s),))[1]
 
             at = lax.stop_gradient(s)
-            numbers = (f(at), *jax.jvp(slope, (at,), (jnp.ones_like(at),)))
+            numbers = f(at), slope(at)
             if is_symmetric:
                 return function_of_symmetric(is_transposed, product)(a, b, matrix, s, u, *numbers)
             return function_of(pair, product)(a, b, matrix, s, u, v, *numbers)
@@ -309,10 +305,10 @@ class _Search:
         return simplify.instead(eqn, ruled(formula, "equal_eigenvalues"), operands)
 
     def _chain(self, values: Any, ends: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """What computes the ends from the values, and the other inputs that it has."""
+        """Return the equations from `values` to `ends` as a closed jaxpr, and its other inputs."""
         needed: dict[int, Any] = {}
         others: dict[Any, None] = {}
-        stack = [v for v in ends if not isinstance(v, jaxprs.Literal)]
+        stack = [*jaxprs.variables(ends)]
         while stack:
             v = stack.pop()
             if v is values:
@@ -321,7 +317,7 @@ class _Search:
                 others[v] = None
                 continue
             needed[id(self._makers[v])] = self._makers[v]
-            stack += [u for u in self._makers[v].invars if not isinstance(u, jaxprs.Literal)]
+            stack += jaxprs.variables(self._makers[v].invars)
         order = {id(eqn): i for i, eqn in enumerate(self._makers.values())}
         eqns = sorted(needed.values(), key=lambda eqn: order[id(eqn)])
         return jaxprs.build([values, *others], list(ends), eqns), list(others)
@@ -336,8 +332,20 @@ def _is_elementwise(eqn: Any) -> bool:
     return body is not None and all(map(_is_elementwise, body.eqns))
 
 
+def _is_diagonal(eqn: Any) -> bool:
+    """Whether a call of JAX's puts numbers on the diagonal of a matrix of zeros: `jnp.diag` of some numbers does."""
+    if not user_source.call_of_jax(eqn) or len(eqn.invars) != 1 or len(eqn.outvars) != 1:
+        return False
+    (given,), made = (v.aval for v in eqn.invars), eqn.outvars[0].aval
+    if given.ndim != 1 or made.shape != 2 * given.shape:
+        return False
+    numbers = np.linspace(-7.0, 9.0, given.size).astype(given.dtype)
+    with jax.ensure_compile_time_eval():
+        return np.array_equal(runtime.evaluate(eqn.params["jaxpr"], numbers)[0], np.diag(numbers))
+
+
 def _results(eqn: Any) -> dict[Any, _Vectors | _Values]:
-    """What is known of the results of a decomposition."""
+    """Return the facts of a decomposition's results."""
     last = eqn.outvars[0].aval.ndim - 1
     if eqn.primitive.name == "eigh":
         vectors, values = eqn.outvars

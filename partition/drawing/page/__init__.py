@@ -4,8 +4,8 @@ Files, in reading order:
 
     page: Put data, style and scripts into one HTML file.
 
-`assets/` holds what the page carries besides the data, in this order: vendor.js (libraries, with their licences beside
-it), page.css, tables.css and frame.css (colours, type, layout), kit.js (what the views share), shell.js (header,
+`assets/` holds the other parts of the page, in this order: vendor.js (libraries, with their licences beside it),
+page.css, tables.css and frame.css (colours, type, layout), kit.js (code that the views share), shell.js (header,
 sections, theme), cursor.js and timeline.js, pareto.js, tables.js (the views), and the files of the graph in `graph/`.
 """
 

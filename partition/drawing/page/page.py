@@ -29,7 +29,7 @@ FORMAT = 1
 KINDS = ("timeline", "graph", "pareto", "table", "diff")
 STYLES = ("page.css", "tables.css", "graph/graph.css", "frame.css")
 
-#: The scripts in the order they run, with the kinds of sections that need them; a page carries no others.
+#: The scripts in the order they run, with the kinds of sections that need them; a page carries no other scripts.
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "vendor.js": ("timeline", "pareto", "graph"),
     "kit.js": KINDS,
@@ -71,8 +71,8 @@ def page(data: Mapping[str, Any]) -> str:
     """Return the text of one HTML file that shows `data`; equal data give equal text.
 
     The module's docstring describes the form of `data`. The file works offline and from a folder, in light and dark.
-    Raises `RecordError` where the data has another format or something that JSON cannot hold, where a section has an
-    unknown kind or no id, or where two sections have the same id.
+    Raises `RecordError` where the data has another format or holds an object that JSON cannot hold, where a section has
+    an unknown kind or no id, or where two sections have the same id.
     """
     _check(data)
     kinds = {section["kind"] for section in data["sections"]}

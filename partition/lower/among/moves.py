@@ -1,13 +1,15 @@
 """Say where values are copied to host memory or brought to other forms, and back: steps among the others.
 
-A value is sent as soon as it is made. In the body of a loop each step sends its own, so that no stack is ever whole in
-the device's memory. A value that the forward reads outside the loop that makes it is sent as one stack, behind the
-loop. On the way back, the body that reads a value step by step fetches each step. What is read outside loops is fetched
-`AHEAD` of its reader, so that the copy hides behind products, and not before the cotangent that these wait for, so that
-it lives briefly. In which order copies and ops then really run is the compiler's choice.
+A value is sent as soon as it is made. In the body of a loop each step sends its own value, so that no stack is ever
+whole in the device's memory. If the forward reads a value outside the loop that makes it, the value is sent as one
+stack, after the loop. On the way back, a body that reads a value step by step also fetches it step by step.
 
-Other forms are taken at the same places, before the copy. A value is brought back just before its first reader, and not
-before the cotangent that this reads. In a loop each step brings back its own.
+A value read outside loops is fetched `AHEAD` of its reader, so that the copy hides behind products. The fetch also
+waits for the cotangent that these products wait for, so that the copy lives briefly. The compiler decides in which
+order copies and ops really run.
+
+Other forms are taken at the same places, before the copy. A value is brought back just before its first reader, and
+after the cotangent that this reader needs. In a loop each step brings back its own value.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from jointcut.partition.lower.steps import (
+    Branch,
     Enter,
     Fetch,
+    Fork,
     Keep,
     Offload,
     Restore,
@@ -33,11 +37,11 @@ from jointcut.partition.lower.steps import (
 )
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy
-from jointcut.partition.program.graph import OPEN_LOOP, TOP, Graph
+from jointcut.partition.program.graph import OPEN, OPEN_LOOP, TOP, Graph, Op
 from jointcut.partition.program.roles import Role
 from jointcut.partition.program.sides import Sides
 
-#: How many products, convolutions, loops and the like lie between a fetch outside loops and what reads its value.
+#: How many heavy ops (products, convolutions, loops and the like) lie between a fetch outside loops and its reader.
 AHEAD = 1
 
 
@@ -72,16 +76,14 @@ def is_read_within(graph: Graph, sides: Sides, v: int, home: int) -> bool:
     """Whether the forward reads a value of a loop only in the body that makes it, and in bodies inside that one."""
     inside = graph.within(home)
     readers = (graph.ops[i] for i in graph.consumers[v] if i in sides.forward)
-    regions = (
-        graph.bodies[op.id].region if op.name == OPEN_LOOP and _is_carried(graph, op.id, v) else op.region
-        for op in readers
-    )
-    return v not in sides.outputs and inside.issuperset(regions)
+    return v not in sides.outputs and inside.issuperset(_reading_region(graph, op, v) for op in readers)
 
 
-def _is_carried(graph: Graph, op: int, v: int) -> bool:
-    """Whether a loop reads a value as what it hands to its own next step."""
-    return graph.bodies[op].loop in graph.ancestors[graph.values[v].loop]
+def _reading_region(graph: Graph, op: Op, v: int) -> int:
+    """The region in which an op reads a value. An op with a body reads there the values that its body hands on."""
+    loops = graph.ancestors[graph.values[v].loop]
+    regions = graph.bodies[op.id].regions if op.name in OPEN else ()
+    return next((r for r in regions if graph.regions[r].loop in loops), op.region)
 
 
 def _outermost(graph: Graph, region: int) -> int:
@@ -109,9 +111,12 @@ def _sent(
             inner = list(_sent(graph, step.steps, behind, starting, make))
             early = next((i for i, each in enumerate(inner) if not isinstance(each, Store)), len(inner))
             yield replace(step, steps=(*inner[:early], *first, *inner[early:]))
+        elif isinstance(step, Fork):
+            bodies = (tuple(_sent(graph, branch.steps, behind, starting, make)) for branch in step.branches)
+            yield replace(step, branches=tuple(map(Branch, bodies, (branch.stacks for branch in step.branches))))
         else:
             yield step
-        if isinstance(step, Run | Enter | Keep):
+        if isinstance(step, Run | Enter | Fork | Keep):
             waiting = behind.get(step.loop.op if isinstance(step, Keep) else step.op, [])
     yield from map(make, waiting)
 
@@ -128,7 +133,7 @@ def restored(problem: Problem, steps: Iterable[Step], forms: Mapping[int, str]) 
 
 @dataclass(frozen=True)
 class _Fetches:
-    """Fetches among the steps of one backward."""
+    """Place fetches among the steps of one backward."""
 
     problem: Problem
     away: Set[int]
@@ -138,7 +143,7 @@ class _Fetches:
         return self.problem.graph
 
     def placed(self, steps: Iterable[Step]) -> tuple[Step, ...]:
-        """The steps with all fetches; those outside loops stand ahead of their readers."""
+        """The steps with all fetches; fetches outside loops stand ahead of their readers."""
         row, _ = self.region(TOP, steps, self.graph.role_outputs(Role.GRADIENT))
         if not self.problem.backend.moves_inside:
             return tuple(row)
@@ -175,7 +180,7 @@ class _Fetches:
         return out, around
 
     def made(self, v: int, region: int, reader: Step | None) -> Step:
-        """The step that a value needs before its first `reader` in a region."""
+        """The step that must come before the first `reader` of a value in a region."""
         del region, reader
         return Fetch(v)
 
@@ -188,6 +193,13 @@ class _Fetches:
                 inner, needs = self.region(body.region, step.steps, body.carried)
                 starts = self.of(v for v in body.starts if v is not None)
                 return replace(step, steps=tuple(inner)), {**needs, **dict.fromkeys(starts)}
+            case Fork():
+                body, branches, around = self.graph.bodies[step.op], list[Branch](), dict[int, None]()
+                for region, branch, ends in zip(body.regions, step.branches, body.ends, strict=True):
+                    inner, needs = self.region(region, branch.steps, ends)
+                    branches.append(replace(branch, steps=tuple(inner)))
+                    around.update(needs)
+                return replace(step, branches=tuple(branches)), around
             case Segments():
                 reads = (v for run in runs([step]) for v in ops[run.op].inputs)
                 return step, dict.fromkeys(map(self.graph.whole, self.of(reads)))
@@ -199,7 +211,7 @@ class _Fetches:
                 return step, ()
 
     def of(self, values: Iterable[int]) -> list[int]:
-        """Those of some values that are away, or steps of a stack that is; of a step of such a step, that."""
+        """Find the values or stacks that are away; a step of such a stack stays, a step of a step becomes the step."""
         found: list[int] = []
         for v in values:
             while (whole := self.graph.whole(v)) != v and whole not in self.away:
@@ -208,7 +220,7 @@ class _Fetches:
         return found
 
     def is_taken(self, v: int, region: int) -> bool:
-        """Whether a region takes a value step by step; the top of the program takes all that no loop does."""
+        """Whether a region takes a value step by step; the top of the program takes each value that no loop takes."""
         graph = self.graph
         loop, around = graph.regions[region].loop, graph.values[v].loop
         while around not in graph.ancestors[loop]:
@@ -216,7 +228,7 @@ class _Fetches:
         return region == TOP or around == loop
 
     def ahead(self, row: list[Step], i: int) -> int | None:
-        """The place of the last of `AHEAD` heavy steps before a fetch; None where fewer stand there."""
+        """The place of the `AHEAD`-th heavy step before a fetch; None if there are fewer."""
         before = (k for k in range(i - 1, -1, -1) if self.is_heavy(row[k]))
         places = [k for k, _ in zip(before, range(AHEAD), strict=False)]
         return places[-1] if len(places) == AHEAD else None
@@ -225,10 +237,10 @@ class _Fetches:
         """Whether a step takes long enough for a copy to hide behind it."""
         if isinstance(step, Run):
             return bool(heavy(self.graph, self.graph.ops[step.op]))
-        return isinstance(step, Enter | Segments)
+        return isinstance(step, Enter | Fork | Segments)
 
     def latest(self, step: Step) -> int | None:
-        """Of the values that a step reads and that only the backward has, the one that is made last."""
+        """Among a step's reads that only the backward computes, the value made last; None if there is none."""
         if isinstance(step, Wait | Restore):
             return step.cotangent
         first = next(iter(runs([step])), None)
@@ -240,7 +252,7 @@ class _Fetches:
 
 @dataclass(frozen=True)
 class _Restores(_Fetches):
-    """Values brought back from `forms` among the steps of one backward, just before their readers."""
+    """Place steps that bring values back from `forms`, just before their readers."""
 
     forms: Mapping[int, str]
 
@@ -249,10 +261,10 @@ class _Restores(_Fetches):
         return tuple(self.region(TOP, steps, self.graph.role_outputs(Role.GRADIENT))[0])
 
     def made(self, v: int, region: int, reader: Step | None) -> Step:
-        """As for a fetch; outside of loops it waits for what the reader waits for."""
+        """The step that brings a value back; outside loops it waits for the same cotangent as the reader."""
         late = self.latest(reader) if region == TOP and reader is not None else None
         return Restore(v, self.forms[v], late)
 
     def of(self, values: Iterable[int]) -> list[int]:
-        """Those of some values that are in a form; of a step of a stack, the stack."""
+        """Find the values that are in a form; a step of a stack becomes the stack."""
         return [whole for whole in map(self.graph.outermost, values) if whole in self.away]

@@ -1,7 +1,7 @@
 """Keep a mask as bits: one bit for an element, where an array of booleans has a byte.
 
 Dropout's mask is kept, since drawing it again is dear. PyTorch keeps a byte for each element, as XLA does. Eight
-neighbours along the last axis share a byte, so that an array that is divided between devices stays as it is.
+neighbours along the last axis share a byte, so that an array divided between devices keeps its layout.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from jax import lax
 
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Form, Value
+from jointcut.partition.program.graph import LITERAL, OPEN, STEP, Form, Value
 from jointcut.partition.search.forms.readers import is_fixed, is_usual
 from jointcut.partition.search.forms.written import Rewriting
 
 KIND = "a mask as bits"
 
-#: Masks of fewer bytes stay as they are.
+#: Masks of fewer bytes are not packed.
 LEAST_BYTES = 1024
 
-#: What packing and unpacking an element takes, as additions of floats, by the measurement in `choose`. They are six
-#: operations on bytes, of which a vector holds four times as many as of floats, and which run while memory is awaited.
+#: The cost of packing and unpacking an element, in additions of floats, by the measurement in `choose`. There are six
+#: operations on bytes. A vector holds four times as many bytes as floats, and the operations run while memory is
+#: awaited.
 ADDITIONS = 0.6
 
 
@@ -38,14 +39,14 @@ def candidates(problem: Problem) -> Iterator[Value]:
         maker = graph.maker_of(value.id)
         if value.dtype != "bool" or value.saved_bytes < LEAST_BYTES or value.shape[-1:] < (8,) or maker is None:
             continue
-        if maker.id in sides.backward or maker.name in (OPEN_LOOP, STEP, LITERAL) or value.id in sides.outputs:
+        if maker.id in sides.backward or maker.name in (*OPEN, STEP, LITERAL) or value.id in sides.outputs:
             continue
         if graph.loop_of(maker) == value.loop and is_usual(value):
             yield value
 
 
 def write(new: Rewriting, problem: Problem, plan: Plan, masks: Iterable[Value], is_saved: bool = True) -> None:
-    """Keep the masks that a plan saves as bits, or all. What reads such a mask reads the bits, in the forward too."""
+    """Keep the masks that a plan saves as bits, or all masks. All readers read the bits instead, in the forward too."""
     graph, saved = problem.graph, frozenset(plan.values)
     for value in masks:
         v, maker = value.id, graph.ops[value.maker or 0]

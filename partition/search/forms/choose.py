@@ -1,15 +1,17 @@
 """Choose the forms that pay, for the minimum cut of a program.
 
-The program is cut as it is. Where a cheaper form of a value that is kept then exists, the graph is written again with
-it. A form whose price is known beforehand is taken where it is smaller; of the others the cut of the new graph decides.
+The program is cut without forms first. If a kept value has a cheaper form, the graph is written again with it. A form
+whose price is known beforehand is taken where it is smaller. For other forms the cut of the new graph decides.
 
-Packing and unpacking take time, and spare the time to write and read what they spare. Bits and small integers are taken
-where by the rates of a `model` they are not slower. Without a model they are taken wherever they are smaller: by the
-rates of this package for a CPU (`search/best`), and by the data sheet of a GPU, they are never slower. Measured with
-XLA:CPU on two cores, by turns with the values as they are: it fuses packing into what makes a mask and unpacking into
-what reads it. For 65 thousand to 8 million elements, forward and backward together took from 0.03 ns an element more
-with bits to 0.35 ns less, and less with int16 for int32 every time. In whole steps the median of the ratio of the times
-is between 0.95 and 1.02, for dropout alone, an MLP with dropout and the GPT of the suite.
+Packing and unpacking take time, and spare the time to write and read the bytes that they spare. Bits and small integers
+are taken where they are not slower by the rates of a `model`. Without a model they are taken wherever they are smaller:
+they are never slower by the rates of this package for a CPU (`search/best`), nor by the data sheet of a GPU.
+
+Measured with XLA:CPU on two cores, by turns with plain values: XLA fuses packing into the op that makes a mask and
+unpacking into its readers. For 65 thousand to 8 million elements, bits changed the time of forward and backward
+together by between 0.03 ns more and 0.35 ns less per element. Using int16 for int32 was faster every time. In whole
+steps the median of the ratio of the times is between 0.95 and 1.02, for dropout alone, an MLP with dropout and the GPT
+of the suite.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from jointcut.partition.search.mincut import min_cut
 def formed(graph: Graph, exact_masks: bool = False, model: CostModel | None = None) -> Graph:
     """The graph with the cheaper forms of values that lower its minimum cut; the same graph where there is none.
 
-    Its halves return the same bits. A `Roofline` as `model` leaves out bits and small integers that are slower than the
-    values as they are; other models do not price packing. With `exact_masks` the backward reads masks of comparisons as
-    bits, and its poolings read which element was chosen. Raises the errors of `min_cut`.
+    Its halves return the same bits. With a `Roofline` as `model`, bits and small integers that are slower than the
+    plain values are left out; other models do not price packing. With `exact_masks` the backward reads masks of
+    comparisons as bits, and its poolings read the place of the chosen element. Raises the errors of `min_cut`.
     """
     if any(v.payload is None for v in graph.values):
         return graph
@@ -44,7 +46,7 @@ def formed(graph: Graph, exact_masks: bool = False, model: CostModel | None = No
 
 
 def _cheaper(graph: Graph, rates: Roofline | None) -> Graph:
-    """The graph with the forms that pay, by the rates if there are some."""
+    """The graph with the forms that pay, by the rates if there are any."""
     problem = Problem.of(graph)
     if not any(next(kind.candidates(problem), None) for kind in (results, bits, indices, before)):
         return graph
@@ -63,12 +65,12 @@ def _cheaper(graph: Graph, rates: Roofline | None) -> Graph:
 
 
 def not_slower(rates: Roofline, additions: float, bytes_less: int) -> bool:
-    """Whether so many additions of vectors take no longer than it takes to write and read so many bytes."""
+    """Whether these additions of vectors take no longer than writing and reading `bytes_less` bytes."""
     return additions / rates.elementwise_per_s <= rates.saving_seconds(bytes_less)
 
 
 def _written(graph: Graph, problem: Problem, plan: Plan, rates: Roofline | None, *kinds: Any) -> Graph:
-    """The graph with the forms of some kinds that a plan of it makes worth having."""
+    """The graph with the forms of some kinds that are worthwhile under a plan of it."""
     new = Rewriting(graph)
     for kind in kinds:
         places = kind.candidates(problem)

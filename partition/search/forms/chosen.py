@@ -1,9 +1,9 @@
-"""Keep which element a pooling has chosen, where what it reads in the backward is not exact.
+"""Keep the place of the element that a pooling has chosen, where the pooled array is not exact later.
 
-The backward of a maximum pooling looks at the pooled array once more, to find the element of each window that gets the
-cotangent. In an array that waited in a smaller form equal numbers are many, and the first of them would get it: with
-bfloat16 the gradient of a ResNet was off by three hundredths. So the forward keeps the place of the element in its
-window, one byte for a window, and the backward reads that alone.
+The backward of a maximum pooling reads the pooled array once more, to find the element of each window that gets the
+cotangent. In an array that waited in a smaller form, many numbers are equal, and the first of them would get the
+cotangent. With bfloat16 the gradient of a ResNet was off by three hundredths. So the forward keeps the place of the
+element in its window, one byte for a window, and the backward reads only that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 from jax import lax
 
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Form, Op
+from jointcut.partition.program.graph import LITERAL, OPEN, STEP, Form, Op
 from jointcut.partition.search.forms.readers import is_usual
 from jointcut.partition.search.forms.written import Rewriting
 
 KIND = "the element that a pooling chose"
 
-#: Windows of more elements are left as they are: each element is an array in the program of the backward.
+#: Windows of more elements are left alone: each element is an array in the program of the backward.
 LARGEST_WINDOW = 64
 
 _SELECT = "select_and_scatter_add"
@@ -40,12 +40,12 @@ def poolings(problem: Problem) -> Iterator[Op]:
 
 
 def candidates(problem: Problem) -> Iterator[Op]:
-    """Those of them that may read the place of the element instead."""
+    """The poolings that may read the place of the element instead."""
     graph = problem.graph
     for op in poolings(problem):
         source, pooled = op.operands
         maker = graph.maker_of(pooled or 0)
-        if source is None or pooled is None or maker is None or maker.name in (OPEN_LOOP, STEP, LITERAL):
+        if source is None or pooled is None or maker is None or maker.name in (*OPEN, STEP, LITERAL):
             continue
         is_known = op.payload.params["select_prim"].name in ("ge", "le")
         is_small = math.prod(op.payload.params["window_dimensions"]) <= LARGEST_WINDOW
@@ -55,7 +55,7 @@ def candidates(problem: Problem) -> Iterator[Op]:
 
 
 def write(new: Rewriting, problem: Problem, ops: Iterable[Op]) -> None:
-    """Let poolings of the backward read the place of the element that was chosen."""
+    """Let poolings of the backward read the place of the chosen element."""
     graph = problem.graph
     for op in ops:
         source, pooled = op.operands
@@ -75,7 +75,7 @@ def _choosing(
     """The function that finds the place of the chosen element in each window.
 
     It goes through a window in order, as JAX does: an element gives way to the next one unless it is as great (`ge`)
-    or as small (`le`). Beyond the array there are infinities, and a cotangent that goes there is lost.
+    or as small (`le`). Outside the array there are infinities, and a cotangent that goes there is lost.
     """
     beyond, is_kept = (-np.inf, lax.ge) if name == "ge" else (np.inf, lax.le)
 
@@ -95,7 +95,7 @@ def _choosing(
 def _spreading(
     shape: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: Sequence[tuple[int, int]]
 ) -> Callable[[Any, Any], Any]:
-    """The function that adds the numbers of windows to the elements that were chosen."""
+    """The function that adds the cotangents of windows to the chosen elements."""
 
     def spread_to_chosen(source: Any, places: Any) -> Any:
         zero, total = jnp.zeros((), source.dtype), None

@@ -1,37 +1,33 @@
-"""Say what stays exact where other values wait in smaller forms: masks, indices, and what a pooling has chosen.
+"""Say what stays exact where other values wait in smaller forms: masks, indices, and choices of poolings.
 
-A number that is a little off makes a gradient that is a little off. But a comparison that the backward makes again of
-such numbers may give another mask: a thousandth of the bits of a relu's, and the gradient is off by three hundredths.
-So the results of ops that choose are kept as the forward made them: masks as bits, indices as integers, and for a
-pooling the element that it chose.
+A number that is a little off makes a gradient that is a little off. But a comparison of such numbers, made again in the
+backward, may give another mask. If a thousandth of a relu's bits differ, the gradient is off by three hundredths. So
+the results of ops that choose are kept as the forward made them: masks as bits, indices as integers, and for a pooling
+the element that it chose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from jointcut.partition.packing.forms import FORMS
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, judge
 from jointcut.partition.program.graph import Op, Value
+from jointcut.partition.program.primitives import COMPARING, JUMPING
 from jointcut.partition.search.forms import bits, chosen
 from jointcut.partition.search.forms.written import Rewriting
-from jointcut.partition.stored.forms import FORMS
 
-#: Why the result of an op that chooses is kept.
+#: The reason why the result of an op that chooses is kept.
 EXACT = "values that wait in a smaller form would make another choice"
-
-_COMPARISONS = frozenset({"eq", "ne", "gt", "lt", "ge", "le", "is_finite"})
-
-#: Primitives that make integers of floats, or numbers that jump.
-_JUMPING = frozenset({"approx_top_k", "argmax", "argmin", "convert_element_type", "sign", "sort", "top_k"})
 
 
 def choices(problem: Problem) -> Iterator[Value]:
-    """The values that ops of the forward choose by looking at floats, and that may be kept."""
+    """The values that ops of the forward choose by comparing floats, and that may be kept."""
     graph, plain = problem.graph, judge(problem.graph, problem.sides)
     for op in graph.ops:
-        if op.name not in _COMPARISONS | _JUMPING or op.id in problem.sides.backward:
+        if op.name not in COMPARING | JUMPING or op.id in problem.sides.backward:
             continue
         if any("float" in graph.values[v].dtype for v in op.inputs):
             made = (graph.values[v] for v in op.outputs if not plain[v].not_saved)
@@ -39,7 +35,7 @@ def choices(problem: Problem) -> Iterator[Value]:
 
 
 def write(new: Rewriting, problem: Problem, plan: Plan) -> None:
-    """Let the backward read the masks of comparisons as bits, saved or not, and what poolings have chosen."""
+    """Let the backward read the masks of comparisons as bits, saved or not, and the choices of poolings."""
     known = {form.value for form in problem.graph.forms}
     wanted = {v.id for v in choices(problem)} - known
     masks = (value for value in bits.candidates(problem) if value.id in wanted and _is_read_late(problem, plan, value))
@@ -53,9 +49,10 @@ def _is_read_late(problem: Problem, plan: Plan, value: Value) -> bool:
 
 
 def kept_exact(problem: Problem, again: frozenset[int] = frozenset()) -> tuple[Constraint, ...]:
-    """The constraints by which what ops choose is not chosen again; masks as bits, where they wait as bits.
+    """The constraints that keep the results of choosing ops from being chosen again.
 
-    Of the values that must be computed `again` there are none; see `chosen_from`.
+    A mask that waits as bits is constrained as its bits. Values that must be computed `again` get no constraint; see
+    `chosen_from`.
     """
     forms = problem.graph.forms
     as_bits = {form.value: form.source for form in forms if form.kind == bits.KIND}
@@ -67,7 +64,7 @@ def kept_exact(problem: Problem, again: frozenset[int] = frozenset()) -> tuple[C
 
 
 def chosen_from(problem: Problem, again: frozenset[int]) -> frozenset[int]:
-    """All values that choices are made from which must be made `again`: they wait as they are, so these stay exact."""
+    """All sources of the choices that must be made `again`: they wait in no form, so that the choices stay exact."""
     graph = problem.graph
     stack, seen = [value.id for value in choices(problem) if value.id in again], set[int]()
     while stack:
@@ -80,16 +77,16 @@ def chosen_from(problem: Problem, again: frozenset[int]) -> frozenset[int]:
 
 
 def without_form(problem: Problem) -> frozenset[int]:
-    """The arrays that poolings of the backward still look at: they wait as they are."""
+    """The arrays that poolings of the backward still read: they wait in no form."""
     plain = judge(problem.graph, problem.sides)
     read = (_pooled(op) for op in chosen.poolings(problem))
     return frozenset(v for v in read if not plain[v].not_saved)
 
 
 def may_wait(problem: Problem, form: str) -> dict[int, int]:
-    """The arrays of the forward that a form makes smaller, each with the one whose form it shares.
+    """The arrays of the forward that a form makes smaller, each with the value whose form it shares.
 
-    What a loop carries has the form of what its step hands on.
+    A carried value has the form of its update.
     """
     graph, left_out = problem.graph, problem.sides.outputs | without_form(problem)
     found: dict[int, int] = {}

@@ -1,8 +1,8 @@
 """Keep an index in the smallest integer that holds it, where the program says how large it may be.
 
-A position on an axis of 100 places fits one byte, and JAX keeps four or eight. The range of an integer is known where
-it comes from `iota`, `argmax`, `top_k` or a sort of such, or is a number of the program, and as far as it is moved,
-selected, added or clamped.
+A position on an axis of 100 places fits one byte, and JAX keeps four or eight. The range of an integer is known if it
+comes from `iota`, `argmax`, `top_k` or a sort of such, or is a number of the program. It stays known while the integer
+is moved, selected, added or clamped.
 """
 
 from __future__ import annotations
@@ -16,25 +16,20 @@ import numpy as np
 
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Form, Graph, Value
-from jointcut.partition.program.primitives import CALLS
+from jointcut.partition.program.graph import LITERAL, OPEN, STEP, Form, Graph, Value
+from jointcut.partition.program.jax import abstract, jaxprs
+from jointcut.partition.program.primitives import CALLS, KEEPING
 from jointcut.partition.search.forms.bits import LEAST_BYTES
 from jointcut.partition.search.forms.readers import is_fixed, is_usual
 from jointcut.partition.search.forms.written import Rewriting
 
 KIND = "an index in fewer bytes"
 
-#: What converting an element and back takes, as additions of floats: by the measurement in `choose` at most that.
+#: The cost of converting an element and back, in additions of floats: by the measurement in `choose`, at most this.
 ADDITIONS = 0.5
 
 _SMALL = ("uint8", "int8", "uint16", "int16", "uint32", "int32")
 
-#: Primitives whose results are numbers of their first operand.
-_MOVING = frozenset(
-    {"broadcast_in_dim", "copy", "cummax", "cummin", "dynamic_slice", "expand_dims", "name", "reduce_max"}
-    | {"reduce_min", "reshape", "rev", "slice", "squeeze", "transpose"}
-)
 _ENTRYWISE = frozenset({"add", "sub", "mul", "max", "min"})
 
 
@@ -45,7 +40,7 @@ class Range(NamedTuple):
     high: int
 
     def with_all_of(self, other: Range) -> Range:
-        """The range of both."""
+        """The smallest range that contains both."""
         return Range(min(self.low, other.low), max(self.high, other.high))
 
     @property
@@ -60,7 +55,7 @@ class Range(NamedTuple):
 
 
 def candidates(problem: Problem) -> Iterator[tuple[Value, Range]]:
-    """The integers that may have to be kept, that fit fewer bytes, and that are worth it."""
+    """The integers that may have to be kept, that fit fewer bytes, and that are worth converting."""
     graph, sides = problem.graph, problem.sides
     large = [v for v in graph.values if v.saved_bytes >= LEAST_BYTES and _is_integer(v.payload) and is_usual(v)]
     known = ranges(graph) if large else {}
@@ -69,12 +64,12 @@ def candidates(problem: Problem) -> Iterator[tuple[Value, Range]]:
         if maker is None or found is None or maker.id in sides.backward or value.id in sides.outputs:
             continue
         is_smaller = np.dtype(found.dtype).itemsize < np.dtype(value.dtype).itemsize
-        if is_smaller and maker.name not in (OPEN_LOOP, STEP, LITERAL) and graph.loop_of(maker) == value.loop:
+        if is_smaller and maker.name not in (*OPEN, STEP, LITERAL) and graph.loop_of(maker) == value.loop:
             yield value, found
 
 
 def write(new: Rewriting, problem: Problem, plan: Plan, places: Iterable[tuple[Value, Range]]) -> None:
-    """Keep the integers that a plan saves in fewer bytes. What reads one reads it brought back, in the forward too."""
+    """Keep the integers that a plan saves in fewer bytes. Their readers convert them back, in the forward too."""
     graph, saved = problem.graph, frozenset(plan.values)
     for value, found in places:
         v, maker = value.id, graph.ops[value.maker or 0]
@@ -102,13 +97,13 @@ def _converting(dtype: str) -> Callable[[Any], Any]:
 
 
 def ranges(graph: Graph) -> dict[int, Range]:
-    """The ranges of the integers of a program that are known, by value."""
+    """The known ranges of the integers of a program, by value."""
     known: dict[int, Range] = {}
     size = -1
     while size < len(known):  # a value of a loop may be read before it stands in the list of ops
         size = len(known)
         for op in graph.ops:
-            if op.name == OPEN_LOOP or op.payload is None or all(v in known for v in op.outputs):
+            if op.name in OPEN or op.payload is None or all(v in known for v in op.outputs):
                 if op.name == STEP and op.inputs[0] in known:
                     known[op.outputs[0]] = known[op.inputs[0]]
                 continue
@@ -122,7 +117,7 @@ def ranges(graph: Graph) -> dict[int, Range]:
 
 
 def _results(eqn: Any, given: Sequence[Range | None]) -> Sequence[Range | None]:
-    """The ranges of an equation's results; `given` are those of its operands that are values."""
+    """The ranges of an equation's results; `given` are the ranges of its operands."""
     read = [_number(v) if isinstance(v, jaxprs.Literal) else r for v, r in zip(eqn.invars, given, strict=True)]
     name = eqn.primitive.name
     if name == "sort":
@@ -138,7 +133,7 @@ def _results(eqn: Any, given: Sequence[Range | None]) -> Sequence[Range | None]:
 
 
 def _called(jaxpr: Any, read: Sequence[Range | None]) -> Sequence[Range | None]:
-    """The ranges of the results of a program inside."""
+    """The ranges of the results of an inner program."""
     known = dict(zip(jaxpr.invars, read, strict=True))
     for eqn in jaxpr.eqns:
         given = [None if isinstance(v, jaxprs.Literal) else known.get(v) for v in eqn.invars]
@@ -154,7 +149,7 @@ def _result(eqn: Any, name: str, read: Sequence[Range | None]) -> Range | None:
         return Range(0, eqn.invars[0].aval.shape[eqn.params["axes"][0]] - 1)
     if name == "convert_element_type" and eqn.invars[0].aval.dtype == bool:
         return Range(0, 1)
-    if name in _MOVING or name == "convert_element_type":
+    if name in KEEPING or name == "convert_element_type":
         return read[0] if eqn.invars[0].aval.size else None
     if name in ("select_n", "concatenate"):
         return _all_of(read[1:] if name == "select_n" else read)
@@ -194,4 +189,4 @@ def _number(literal: Any) -> Range | None:
 
 
 def _is_integer(aval: Any) -> bool:
-    return aval is not None and jaxprs.is_plain(aval) and np.issubdtype(aval.dtype, np.integer)
+    return aval is not None and abstract.is_plain(aval) and np.issubdtype(aval.dtype, np.integer)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import jaxprs
-from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP, Op, Value
+from jointcut.partition.program.graph import LITERAL, OPEN, STEP, Op, Value
+from jointcut.partition.program.jax import abstract, meshes
 
 
 def readers(problem: Problem, plan: Plan, value: Value) -> dict[int, list[Op]] | None:
     """The ops of the backward that read a value, by region.
 
-    None where something reads it that cannot read another value in its place: an op that belongs to the forward too, a
-    loop or an output, or an op outside the loop in whose steps the value lives.
+    None where a reader cannot read another value in its place. Such a reader is an op that belongs to the forward too,
+    a loop, an output, or an op outside the loop in whose steps the value lives.
     """
     graph, sides = problem.graph, problem.sides
     found: dict[int, list[Op]] = {}
@@ -30,13 +30,13 @@ def readers(problem: Problem, plan: Plan, value: Value) -> dict[int, list[Op]] |
 
 
 def is_fixed(op: Op) -> bool:
-    """Whether an op must read what it reads: a loop, which hands it to its steps, and an op with an effect."""
-    return op.name in (OPEN_LOOP, STEP, LITERAL) or op.effects
+    """Whether an op's operands may not be replaced: a loop hands them to its steps, and an op may have an effect."""
+    return op.name in (*OPEN, STEP, LITERAL) or op.effects
 
 
 def is_usual(value: Value) -> bool:
-    """Whether a value has a known size and its type names no mesh, so that code of ours may run on it."""
+    """Whether a value has a known size and its type names no explicit axis, so that code of ours may run on it."""
     aval = value.payload
-    if aval is None or not jaxprs.is_plain(aval) or not all(isinstance(size, int) for size in value.shape):
+    if aval is None or not abstract.is_plain(aval) or not all(isinstance(size, int) for size in value.shape):
         return False
-    return not (jaxprs.is_explicit(getattr(aval, "sharding", None)) or jaxprs.varying(aval))
+    return not meshes.is_explicit(getattr(aval, "sharding", None))

@@ -1,9 +1,10 @@
 """Compute the mask of a derivative from the function's result in place of its input.
 
-The derivative of `y = max(x, 0)` asks whether `x > 0`, which holds just where `y > 0`. Where y is kept anyway, for the
+The derivative of `y = max(x, 0)` asks whether `x > 0`, which holds just where `y > 0`. If y is kept anyway, for the
 matrix product that reads it, neither x nor a mask need be kept. The same holds for `min`, `clamp`, and chains of them,
-which are calls in JAX (`relu`, `relu6`): for numbers, for infinities and for NaN, of which each comparison is false. It
-does not hold for `jnp.maximum(x, 0)`, whose derivative in JAX is half at a tie: where y is 0, x may be less or equal.
+which are calls in JAX (`relu`, `relu6`). It holds for numbers, for infinities, and for NaN, where each comparison is
+false. It does not hold for `jnp.maximum(x, 0)`, whose derivative in JAX is half at a tie: where y is 0, x may be less
+or equal.
 """
 
 from __future__ import annotations
@@ -16,32 +17,30 @@ import numpy as np
 
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import Form, Graph, Op
-from jointcut.partition.program.primitives import CALLS
+from jointcut.partition.program.jax import jaxprs
+from jointcut.partition.program.primitives import CALLS, ORDERS
 from jointcut.partition.search.forms.written import Rewriting
 
 KIND = "a mask from the result"
 
-_COMPARE = ("gt", "lt", "ge", "le")
 
-
-class Place(NamedTuple):
-    """A comparison of a value with a number, and the results whose comparison gives the same."""
+class Comparison(NamedTuple):
+    """A comparison of a value with a number, and the results that can be compared instead."""
 
     mask: Op
     results: tuple[int, ...]
 
 
-def candidates(problem: Problem) -> Iterator[Place]:
-    """The comparisons for a backward alone that can be made of a result."""
+def candidates(problem: Problem) -> Iterator[Comparison]:
+    """The comparisons of the backward alone that can be made on a result."""
     graph, sides = problem.graph, problem.sides
     for op in graph.ops:
-        if op.name not in _COMPARE or op.id in sides.forward or op.operands[0] is None:
+        if op.name not in ORDERS or op.id in sides.forward or op.operands[0] is None:
             continue
         number = _number(op.payload.invars[1])
         if number is not None and (results := tuple(_results(graph, op, number))):
-            yield Place(op, results)
+            yield Comparison(op, results)
 
 
 def _results(graph: Graph, op: Op, number: float) -> Iterator[int]:
@@ -57,12 +56,12 @@ def _results(graph: Graph, op: Op, number: float) -> Iterator[int]:
 
 
 def _agree(name: str, number: float, low: float, high: float) -> bool:
-    """Whether a comparison of x gives the same as one of min(max(x, low), high), for every x."""
+    """Whether a comparison of x gives the same as a comparison of min(max(x, low), high), for every x."""
     return low <= number < high if name in ("gt", "le") else low < number <= high
 
 
 def _bounds(equation: Any) -> tuple[float, float] | None:
-    """The bounds to which an equation clips its only operand that is no number; None where it does anything else."""
+    """The bounds to which an equation clips its only operand that is no number; None for any other equation."""
     name = equation.primitive.name
     if name in ("max", "min"):
         one, other = equation.invars
@@ -93,7 +92,7 @@ def _bounds_of_call(equation: Any) -> tuple[float, float] | None:
 
 
 def _number(atom: Any) -> float | None:
-    """The number that a literal stands for everywhere; None for what is no literal, and for NaN."""
+    """The number that a literal has in all elements; None for other atoms, and for NaN."""
     if not isinstance(atom, jaxprs.Literal):
         return None
     value = np.asarray(atom.val)
@@ -103,8 +102,8 @@ def _number(atom: Any) -> float | None:
     return None if math.isnan(number) else number
 
 
-def write(new: Rewriting, problem: Problem, plan: Plan, places: Iterable[Place]) -> None:
-    """Let comparisons read results that are at hand anyway; whether that pays is for the next cut to say."""
+def write(new: Rewriting, problem: Problem, plan: Plan, places: Iterable[Comparison]) -> None:
+    """Let comparisons read results that are at hand anyway; the next cut decides whether that pays."""
     at_hand = problem.sides.outputs.union(plan.values)
     for mask, results in places:
         source, result = mask.operands[0], next((y for y in results if y in at_hand), None)

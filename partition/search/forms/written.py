@@ -10,20 +10,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jointcut.partition.program import jaxprs
 from jointcut.partition.program.graph import STEP, TOP, Form, Graph, Op, Region, Value
+from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.rewrite.simplify import call_of
 
-#: Where a new op stands: after or before the op of that id in the old graph, then in the order in which it was added.
+#: The position of a new op: after or before an op of the old graph, by its id; then the order in which ops were added.
 _Place = tuple[int, int, int]
 
 
 @dataclass
 class Rewriting:
-    """Changes to a graph while they are collected; `graph` is the old one.
+    """Changes to a graph while they are collected.
 
-    `values` and `ops` are new ones, `names` the variables of regions that got more of them, and `read` says of an op of
-    the backward which variable it reads in the place of one of the old values. `others` stand in the place of old ops.
+    Attributes:
+        graph: the old graph.
+        values, ops: the new ones.
+        names: the variables of regions that got more of them.
+        read: for an op of the backward, the variable that it reads instead of an old value.
+        others: ops that replace old ops.
     """
 
     graph: Graph
@@ -43,9 +47,9 @@ class Rewriting:
         return self._add((op.id, -1, len(self.ops)), op, function, operands)
 
     def _add(self, place: _Place, near: Op, function: Callable[..., Any], operands: Sequence[Any]) -> int:
-        """`operands` are ids of values, and literals."""
+        """Add an op at a place; `operands` are ids of values, and literals."""
         invars = [self._atom(near.region, v) for v in operands]
-        equation = call_of(function, tuple(jaxprs.struct(v.aval) for v in invars))
+        equation = call_of(function, tuple(abstract.struct(v.aval) for v in invars))
         return self._put(place, near, equation, invars, operands)
 
     def _put(self, place: _Place, near: Op, equation: Any, invars: Sequence[Any], operands: Sequence[Any]) -> int:
@@ -63,9 +67,9 @@ class Rewriting:
         return v
 
     def instead_of(self, op: Op, function: Callable[..., Any], operands: Sequence[int]) -> None:
-        """Let an op compute its result otherwise, from other values."""
+        """Let an op compute its result by another function, from other values."""
         invars = [self.variable(op.region, v) for v in operands]
-        equation = call_of(function, tuple(jaxprs.struct(v.aval) for v in invars))
+        equation = call_of(function, tuple(abstract.struct(v.aval) for v in invars))
         payload = jaxprs.rebound(equation, invars, op.payload.outvars)
         payload = payload.replace(source_info=op.payload.source_info, ctx=op.payload.ctx)
         inner = jaxprs.inner_primitives(equation)
@@ -76,7 +80,7 @@ class Rewriting:
         return self.variable(region, operand) if isinstance(operand, int) else operand
 
     def step(self, op: Op, stack: int, loop: int, aval: Any) -> int:
-        """Add what takes one step's slice of a stack, before an op outside the loop; returns the slice."""
+        """Add an op that takes one step's slice of a stack, before an op outside the loop; return the slice."""
         v = self._value(aval, loop, len(self.ops))
         self.ops.append(((op.id, -1, len(self.ops)), Op(len(self.ops), STEP, (stack,), (v,), op.region)))
         return v
@@ -89,7 +93,7 @@ class Rewriting:
     def variable(self, region: int, v: int) -> Any:
         """A variable that stands for a value in a region, or for its stack, seen from around its loop."""
         value, around = self.value(v), self.graph.regions[region].loop
-        var = jaxprs.fresh(jaxprs.stacked(value.payload, self._lengths(value.loop, around)))
+        var = jaxprs.fresh(abstract.stacked(value.payload, self._lengths(value.loop, around)))
         self._named(region)[var] = v
         return var
 
@@ -100,7 +104,7 @@ class Rewriting:
 
     def _value(self, aval: Any, loop: int, maker: int) -> int:
         copies = self.graph.trips[loop]
-        v, size = len(self.graph.values) + len(self.values), jaxprs.aval_bytes(aval)
+        v, size = len(self.graph.values) + len(self.values), abstract.aval_bytes(aval)
         self.values.append(Value(v, tuple(aval.shape), aval.dtype.name, size, copies, loop, maker, payload=aval))
         return v
 
@@ -112,7 +116,7 @@ class Rewriting:
     def _lengths(self, loop: int, around: int) -> list[int]:
         lengths: list[int] = []
         while loop not in (around, TOP) and loop not in self.graph.ancestors[around]:
-            lengths.insert(0, self.graph.loops[loop].length)
+            lengths[:0] = [] if self.graph.loops[loop].rivals else [self.graph.loops[loop].length]
             loop = self.graph.loops[loop].parent
         return lengths
 
@@ -138,11 +142,12 @@ class Rewriting:
         regions = [self._region(region, number, added.get(region.id, [])) for region in graph.regions]
         bodies = {number[i]: replace(body, op=number[i]) for i, body in graph.bodies.items()}
         nested = {number[i]: step for i, step in graph.nested.items()}
-        parts = {"values": tuple(values), "ops": tuple(ops), "regions": tuple(regions)}
+        updates = tuple(replace(update, ops=tuple(number[i] for i in update.ops)) for update in graph.updates)
+        parts = {"values": tuple(values), "ops": tuple(ops), "regions": tuple(regions), "updates": updates}
         return replace(graph, **parts, bodies=bodies, nested=nested, forms=(*graph.forms, *self.forms))
 
     def _reading(self, op: Op) -> Op:
-        """An op that reads new values in the place of old ones."""
+        """The op with new values in the place of old ones."""
         op, change = self.others.get(op.id, op), self.read.get(op.id)
         if not change:
             return op

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jointcut import aot
-from jointcut.aot.choices.conventions import CHOICES
+from jointcut.aot.options.conventions import CHOICES
 from jointcut.aot.report.derived import _GIVES
 
 

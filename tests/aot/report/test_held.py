@@ -16,7 +16,7 @@ from drawn import rows
 from jointcut.aot.report.held import _slots, held, one_after_the_other
 from jointcut.aot.report.liveness import HeldValue, Liveness
 from jointcut.aot.run.compile import ProgramMemory
-from jointcut.partition.lower.lifetimes import Lifetimes
+from jointcut.partition.lower.memory.lifetimes import Lifetimes
 from jointcut.partition.program.roles import Side
 from programs import EVERY_PROGRAM
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jointcut import aot
-from jointcut.aot.choices.limits import limit
+from jointcut.aot.options.limits import limit
 from jointcut.aot.report.lists import LessRow
 from jointcut.aot.report.sections import promises, within
 from jointcut.aot.report.tried import MOST_SECONDS, SHARES, Tried, try_budgets, typed
@@ -131,7 +131,6 @@ ROW = LessRow(0.6, 58_000_000, "60.0 MB")
             ['Each budget was tried and holds: aot.function(budget="60.0 MB")', "No plan was found for 40.0 MB"],
         ),
         ([], Tried(hopeless="90.0 MB"), ["90.0 MB was not tried: every plan is expected to take more"]),
-        ([], Tried(hopeless="9 MB", fewer=True), ["9 MB was not tried: loops keep fewer checkpoints then"]),
         ([], Tried(in_time=False), ["Trying ended after 60 s. budget=0.0 finds the least memory"]),
         (
             [ROW],

@@ -1,5 +1,5 @@
 /**
- * Follow the steps of a timeline by pointer and keyboard, and tell what is alive there.
+ * Follow the steps of a timeline by pointer and keyboard, and tell which arrays are alive there.
  *
  * The cursor is a slider that lies over the plot: a screen reader says its step and bytes, arrow keys move it by one,
  * page keys by a twentieth, Home and End to the ends, and p to the peak.
@@ -9,13 +9,13 @@
 (function () {
   const J = (globalThis.jointcut ??= {});
 
-  /** The place in `J.palette` of a group: the grey is for what remains, whichever its place. */
+  /** The place of a group in `J.palette`; the remaining bytes are grey, whatever their place. */
   J.hue = (groups, index) => (groups[index].name === "everything else" ? 8 : index % 9);
 
   /** A step in words: `dot_general, gpt.py:122 (attention)`. */
   J.where = (step) => [step.op, step.source].filter(Boolean).join(", ");
 
-  /** What the tooltip says of a step: the op and its place, all bytes, and those of each group, the largest first. */
+  /** The tooltip of a step: the op and its place, all bytes, and the bytes of each group, the largest first. */
   function told(section, groups, index) {
     const step = section.steps[index];
     const side = index < section.boundary ? "forward" : "backward";
@@ -52,7 +52,7 @@
    * Make the cursor of a timeline.
    *
    * @param {Object} section of kind `timeline`
-   * @param {() => Array<{name: string, bytes: Array<number>}>} groups those that are shown at present
+   * @param {() => Array<{name: string, bytes: Array<number>}>} groups the groups that are shown at present
    * @returns {{node: HTMLElement, settle: (frame: Object) => void}} `settle` is told the picture's sizes and scales
    */
   J.cursor = (section, groups) => {

@@ -1,5 +1,5 @@
 /**
- * Give the views what they share: elements, units, one tooltip, one live region, fitted labels.
+ * Code that the views share: elements, units, one tooltip, one live region, fitted labels.
  *
  * Everything stands on `globalThis.jointcut`, called J in every script of this page. Text of the data reaches the
  * document as text nodes and attributes alone, never as HTML.
@@ -12,7 +12,7 @@
   /** Drawing functions by the kind of a section: `(element, section, page) => void`. */
   J.sections ??= {};
 
-  /** Fills of up to nine groups, as CSS values; the ninth, a grey, is for what remains. */
+  /** Fills of up to nine groups, as CSS values; the ninth, a grey, is for the rest. */
   J.palette = Array.from({ length: 9 }, (_, index) => `var(--group-${index + 1})`);
 
   /** Outlines that go with `J.palette`: at least 3:1 against the surface in both themes. */
@@ -68,7 +68,7 @@
 
   // --------------------------------------------------------------------------------------------------- units
 
-  /** The unit in which bytes up to `most` are told: its divisor and its name. Decimal units, as in Python. */
+  /** The unit for bytes up to `most`: its divisor and its name. Decimal units, as in Python. */
   J.byteUnit = (most) => {
     for (const [divisor, name] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
       if (Math.abs(most) >= 0.9995 * divisor) return { divisor, name };
@@ -76,7 +76,7 @@
     return { divisor: 1, name: "B" };
   };
 
-  /** A number with so many decimals; one between two goes to the even one, as in Python. */
+  /** A number with a number of decimals; halves are rounded to the even digit, as in Python. */
   function rounded(number, decimals) {
     const scaled = number * 10 ** decimals;
     const tie = (8 * number) % 1 === 0 && Math.abs(scaled % 1) === 0.5; // eighths are exact in binary
@@ -93,7 +93,7 @@
     return `${rounded(amount, size >= 9.995 ? 1 : 2)} ${name}`;
   };
 
-  /** The unit in which seconds up to `most` are told: its divisor and its name. */
+  /** The unit for seconds up to `most`: its divisor and its name. */
   J.secondUnit = (most) => {
     if (Math.abs(most) >= 0.9995) return { divisor: 1, name: "s" };
     return Math.abs(most) >= 0.9995e-3 ? { divisor: 1e-3, name: "ms" } : { divisor: 1e-6, name: "µs" };
@@ -155,7 +155,7 @@
   /** More letters than this, and a place is told without its function. */
   const LONG = 40;
 
-  /** The file and the line of a place, without folder and function; another text as it is. */
+  /** The file and the line of a place, without folder and function; any other text unchanged. */
   J.line = (name) => PLACE.exec(name)?.[2] ?? name;
 
   /** A text in three parts: one that gives way first, one that stands, and one that gives way last. */
@@ -181,7 +181,7 @@
       rest && J.element("span", { class: "middle-rest" }, rest));
   };
 
-  /** What stands in one entry of a legend: its sign, its name, and a figure, below the name where there is no room. */
+  /** The content of one entry of a legend: its sign, its name, and a figure, below the name where there is no room. */
   J.legendEntry = (sign, name, figure) =>
     [sign, J.element("span", { class: "legend-text" }, J.middle(name), J.element("span", { class: "figure" }, figure))];
 
@@ -283,7 +283,7 @@
     /**
      * Show the tooltip for an element until `hide` or Escape.
      *
-     * @param {Element} anchor what it describes
+     * @param {Element} anchor the element that it describes
      * @param {Node|string|Array<Node|string>} content
      * @param {{x: number, y: number}} [point] where, in pixels of the window; else beside the anchor
      */

@@ -1,9 +1,9 @@
 /**
- * Draw the front: for each predicted peak the time of the fastest plan within it, and the plan that one picks.
+ * Draw the front: for each predicted peak the time of the fastest plan within it, and the plan that the reader picks.
  *
  * Reads `points` (peak_bytes, seconds, saved_bytes, strategy, lines, saved: a table or null; the fastest first),
  * `chosen` (an index into them, or null), `marks` (name, peak_bytes, seconds, lines), `plain` (peak_bytes, seconds, or
- * null), and what the seconds are, `time` ("extra time" where it is missing). Where plain JAX's time of a step is
+ * null), and the meaning of the seconds, `time` ("extra time" where it is missing). Where plain JAX's time of a step is
  * known, each may have its `share` of that. Points and marks are buttons: one tab stop, arrow keys between them, Enter
  * shows the plan. A pointer has the nearest within its reach, so that each can be had where several stand together.
  */
@@ -23,7 +23,7 @@
   // -------------------------------------------------------------------------------------------------- the items
 
   /**
-   * Everything that stands in the plot, by peak, the smallest first: what it is, its shape, and what is told of it.
+   * The items of the plot, by peak, the smallest first: the kind of each, its shape, and its text.
    *
    * @returns {Array<Object>}
    */
@@ -130,7 +130,7 @@
     });
   }
 
-  /** What the tooltip of an item says. */
+  /** The tooltip of an item. */
   const told = (item) => J.tooltip.content(item.name, [item.strategy, facts(item), ...item.lines.slice(0, TOLD)]);
 
   /** The buttons of the plot: one of them takes the tab key, arrows go on from there. */
@@ -209,7 +209,7 @@
 
   // ---------------------------------------------------------------------------------------- beside the picture
 
-  /** What each shape means. */
+  /** The meaning of each shape. */
   function legend(items) {
     const first = (kind) => items.find((item) => item.kind === kind);
     const sign = (item) => J.svg("svg", { viewBox: "-10 -10 20 20", "aria-hidden": "true" }, shape(item));
@@ -228,7 +228,7 @@
   const titles = (frame, time) => ({ x: `predicted peak of the step (${frame.bytes.name})`,
     y: `predicted ${time} (${frame.seconds.name})` });
 
-  /** Write what is known of an item: its figures and lines into the panel, what it saves below. */
+  /** Write an item's figures and lines into the panel, and its saved values below. */
   function tell(panel, below, item, page) {
     const heading = item.name[0].toUpperCase() + item.name.slice(1);
     panel.replaceChildren(
@@ -256,7 +256,7 @@
     return svg;
   }
 
-  /** Draw the section; see the top of this file for what it reads. */
+  /** Draw the section; the top of this file lists the keys that it reads. */
   J.sections.pareto = (element, section, page) => {
     const items = itemsOf(section);
     if (items.length === 0) {

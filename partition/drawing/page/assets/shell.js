@@ -59,7 +59,7 @@
     return J.element("div", { class: "totals" }, row(first, "totals-first"), row(rest, "totals-rest"));
   }
 
-  /** What the views share: the data, and events by which they talk. */
+  /** Shared by the views: the data, and events by which they talk. */
   function conversation(data) {
     const handlers = new Map();
     return {

@@ -255,7 +255,7 @@
   }
 
   /**
-   * Lay out what is visible of a model.
+   * Lay out the visible boxes of a model.
    *
    * @param {Object} model made by `J.graphModel`
    * @param {Map} cache of dagre's answers, kept between calls
@@ -274,7 +274,7 @@
   };
 
   /**
-   * The item to go to from another in a direction: the nearest ahead, where what lies aside counts as further.
+   * The item to go to from another in a direction: the nearest ahead; items to the side count as further.
    *
    * @param {string} id of the item to start from
    * @param {Array<number>} direction one of the four unit vectors

@@ -1,5 +1,5 @@
 /**
- * Hold a graph as two trees of boxes, and say what is visible of it. Nothing here touches the document.
+ * Hold a graph as two trees of boxes, and say which of them are visible. Nothing here touches the document.
  *
  * Each side, forward and backward, is a tree: scopes hold scopes and ops, and where a scope holds many, neighbours of
  * one source line stand in a run, and runs of those in longer runs. A box is opened by its key, which the two halves of
@@ -14,7 +14,7 @@
   const MANY = 24;
   /** The most boxes that a box shows when it opens, and a side before anything does; longer rows are cut into runs. */
   const MOST = 48;
-  /** How many boxes are shown at first: up to the most where they make much of what is saved, or are very few. */
+  /** How many boxes are shown at first: up to the most where they make many of the saved values, or are very few. */
   const AT_FIRST = 60;
   const AT_MOST = 120;
   const FEW = 12;
@@ -23,7 +23,7 @@
 
   /**
    * @typedef {Object} Box
-   * @property {string} key what opens it: shared by the two halves of a scope
+   * @property {string} key the key that opens it: shared by the two halves of a scope
    * @property {string} id of its own
    * @property {"scope"|"run"|"op"|"arguments"} kind
    * @property {"forward"|"backward"} side
@@ -36,8 +36,8 @@
    * @property {number} depth below its root
    * @property {number} ops how many it holds
    * @property {number} again how many of them are recomputed
-   * @property {number} seconds predicted of those with a price: of the forward, or what runs again
-   * @property {number} saved bytes of what its ops make and the backward keeps
+   * @property {number} seconds predicted for the ops with a price: of the forward, or recomputed
+   * @property {number} saved bytes of the values that its ops make and the backward keeps
    * @property {number} first index of its first op
    * @property {number} turn when it runs: the mean index of its ops, without those recomputed where it has others
    */
@@ -55,7 +55,7 @@
   const sideOf = (role) => (role === "forward" ? "forward" : "backward");
 
   /**
-   * Which scope stands for each scope: one that holds a single scope and nothing else is told in that one's name.
+   * The scope that stands for each scope: a scope that holds only a single scope is shown as that scope.
    *
    * @returns {Array<{scope: number, parent: number, name: string}>} by the index of a scope
    */
@@ -121,7 +121,7 @@
     box.turn = turns / Math.max(1, weight);
   }
 
-  /** Add up what each box holds, and order its children as they run. */
+  /** Add up the contents of each box, and order its children as they run. */
   function sum(box) {
     box.children.forEach(sum);
     if (box.children.length > 0) total(box, box.children);
@@ -195,7 +195,7 @@
     return a;
   }
 
-  /** For each box, the edges between its children that go with the run: what orders them on the page. */
+  /** For each box, the edges between its children that go with the run: they order the children on the page. */
   function siblingEdges(edges, leaves) {
     const within = new Map();
     edges.from.forEach((from, index) => {
@@ -211,7 +211,7 @@
   }
 
   /**
-   * What goes from the forward to the backward: each value once, with the ops that read it as they run.
+   * The values that go from the forward to the backward: each once, with the ops that read it, in running order.
    *
    * @returns {Array<{value: number, saved: boolean, from: Box, to: Array<Box>}>}
    */
@@ -240,10 +240,10 @@
       .filter(({ from }) => from !== null && from.side === "forward");
   }
 
-  /** What the boxes share that open together at first: parent, kind and name. */
+  /** The key of boxes that open together at first: parent, kind and name. */
   const family = (box) => `${box.parent.key} ${box.kind} ${box.name.replace(/\d+/g, "#")}`;
 
-  /** Boxes with children among those given, by family: those first that make most of what is saved. */
+  /** Boxes with children among those given, by family; families that make most of the saved values come first. */
   function families(boxes) {
     const found = new Map();
     for (const box of boxes) {
@@ -297,7 +297,7 @@
       return this.crossings.filter((one) => one.saved).sort((a, b) => bytes[b.value] - bytes[a.value]).slice(0, count);
     }
 
-    /** Open families of boxes while there is room: more room for a box that makes a good part of what is saved. */
+    /** Open families of boxes while there is room: more room for a box that makes a good part of the saved values. */
     openAtFirst() {
       const part = Math.max(1, this.roots.forward.saved / 3);
       for (;;) {
@@ -329,7 +329,7 @@
     }
 
     /**
-     * The edges within the sides, lifted to what can be seen and merged.
+     * The edges within the sides, lifted to the visible boxes and merged.
      *
      * @returns {Array<{from: Box, to: Box, count: number}>}
      */
@@ -375,7 +375,7 @@
       }));
     }
 
-    /** The names of what holds a box, outermost first. */
+    /** The names of the boxes around a box, outermost first. */
     path(box) {
       const names = [];
       for (let above = box.parent; above && above.parent; above = above.parent) names.unshift(above.name);

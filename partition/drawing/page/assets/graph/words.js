@@ -15,7 +15,7 @@
   /** The steps of a loop: `× 6 steps`. */
   const steps = (box) => (box.loop && box.detail ? `× ${box.detail}` : "");
 
-  /** What a box says beside its name: how many ops, how often, how many of them for the second time. */
+  /** The text beside a box's name: how many ops, how often, how many of them for the second time. */
   J.graphNote = (box) => {
     if (box.kind === "arguments") return "";
     if (box.kind === "op") return box.again ? "recomputed" : "";
@@ -37,7 +37,7 @@
   const maker = ({ nodes, values }, value) =>
     (values.node[value] < 0 ? values.label[value] || "an argument" : nodes.name[values.node[value]]);
 
-  /** How long a box takes: in the backward only what runs again has a price. */
+  /** How long a box takes: in the backward only recomputed ops have a price. */
   function time({ side, again, ops, seconds }) {
     const part = side === "backward" && again < ops ? " of it for the second time" : "";
     return seconds > 0 && `${J.seconds(seconds)}${part}, as predicted`;
@@ -47,7 +47,7 @@
   const reason = ({ values, texts }, value) =>
     (values.reason[value] < 0 ? "" : `Why it is saved: ${texts[values.reason[value]]}`);
 
-  /** What the tooltip of one op says. */
+  /** The tooltip of one op. */
   function opTip(model, box, made) {
     const { section } = model;
     const { nodes, values, sources } = section;
@@ -65,7 +65,7 @@
   }
 
   /**
-   * What the tooltip of a box says.
+   * The tooltip of a box.
    *
    * @param {Object} model
    * @param {Object} box
@@ -84,11 +84,11 @@
     ]);
   };
 
-  /** What a screen reader says of a box. */
+  /** The words of a screen reader for a box. */
   J.graphBoxLabel = (model, box) => [box.name, J.graphNote(box), box.side,
     model.path(box).length > 0 && `in ${model.path(box).at(-1)}`].filter(Boolean).join(", ");
 
-  /** What the tooltip of a handle says. */
+  /** The tooltip of a handle. */
   J.graphHandleTip = ({ section }, { values: held, bytes, to, others }) => {
     const { values, nodes, sources } = section;
     const [largest] = held;
@@ -116,7 +116,7 @@
   };
 
   /**
-   * What was picked at the cut, in words: the largest value of a handle, why it is saved, and how many others are.
+   * The picked values at the cut, in words: the largest value of a handle, why it is saved, and how many others are.
    *
    * @returns {string}
    */
@@ -132,7 +132,7 @@
     ].filter(Boolean).join("");
   };
 
-  /** What a screen reader says of a handle. */
+  /** The words of a screen reader for a handle. */
   J.graphHandleLabel = (section, { values: held, bytes, from, to }) => {
     const what = held.length === 1 ? section.values.type[held[0]] : J.count(held.length, "value");
     const ends = `from ${from.name} to ${to ? to.name : "the caller"}`;

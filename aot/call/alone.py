@@ -1,0 +1,42 @@
+"""Run a function forward only, without derivative or cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jointcut.aot.options.options import Options
+from jointcut.aot.run.flat import handed_back, jitted, of_function
+from jointcut.aot.run.runner import Runner
+from jointcut.aot.stages import tracing
+from jointcut.aot.trace import escapes
+from jointcut.aot.trace.blame import explained, unique_paths
+from jointcut.aot.trace.primal import primal
+from jointcut.aot.trace.trees import Call
+from jointcut.partition.program.jax import runtime
+from jointcut.wrappers.arguments.tree import Bound
+
+
+def alone(name: str, function: Callable[..., Any], options: Options, bound: Bound) -> Runner:
+    """Return a runner of the function alone, compiled at the first call; its result, aux included, is one tree."""
+    paths, shapes = unique_paths(bound), bound.abstract()
+    with explained(name, function, paths, bound), escapes.refused(function, name, bound), runtime.paused_collection():
+        target = tracing.wrapped_for(function, shapes, shapes.input_info(), options.around).target
+        source = primal(target.entered, bound.unique, False)
+    call = Call(
+        name,
+        replace(options, has_aux=False),
+        shapes,
+        source.results,
+        wanted=(),
+        sparse=frozenset(),
+        is_train=False,
+        entering=bound.entering,
+    )
+    aliases = handed_back(call, source)
+    return Runner(call, jitted(of_function(call, source, aliases), _no_backward), source.consts, aliases)
+
+
+def _no_backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
+    raise AssertionError("a function that runs alone has no backward")

@@ -1,0 +1,142 @@
+"""Hold a call of a jitted function by the types of its arguments, and weigh it."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.tree_util import keystr
+
+from jointcut.aot.options.options import name_of
+from jointcut.aot.options.target import Target
+from jointcut.aot.report.held import held
+from jointcut.aot.run.compile import ProgramMemory, compiled, no_room
+from jointcut.aot.run.weigh import can_weigh, weigh
+from jointcut.partition.errors import RoomError
+from jointcut.partition.lower.memory.lifetimes import Lifetimes
+from jointcut.partition.program.jax import abstract, jaxprs, jitting
+from jointcut.wrappers.arguments.tree import struct
+
+_WORTH_IT = 0.05  # of the memory that a program takes: less is not told
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A call that may need too much memory.
+
+    Attributes:
+        name: the function's name.
+        jitted: the function, made by `jax.jit`.
+        args: its arguments, with types in place of arrays, so that no array is kept.
+        kwargs: its arguments by name.
+        goal: the device that it is compiled for; None for the devices that are here.
+        is_gradient: whether the function is a gradient alone, whose arguments are needed after the call.
+    """
+
+    name: str
+    jitted: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    goal: Target | None = None
+    is_gradient: bool = False
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target | None = None
+    ) -> Subject:
+        """Return a call; a function that is not jitted becomes so."""
+        jitted: Any = function if jitting.is_jitted(function) else jax.jit(function)
+        types: tuple[Any, Any] = jax.tree.map(lambda leaf: _type(leaf, goal), (tuple(args), dict(kwargs)))
+        is_gradient = getattr(jitted.__wrapped__, "__code__", None) is jax.grad(abs).__code__
+        return cls(name_of(function), jitted, *types, goal, is_gradient)
+
+    @cached_property
+    def traced(self) -> jax.stages.Traced:
+        """The traced call."""
+        return self.jitted.trace(*self.args, **self.kwargs)
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """The bytes of all values that the program names, of which XLA keeps a part at a time."""
+        return _named_bytes(jaxprs.opened(self.traced.jaxpr)[0])
+
+    @cached_property
+    def account(self) -> ProgramMemory:
+        """XLA's account of the program."""
+        return weigh(self.traced.lower()) if can_weigh(self.goal) else self._compiled[1]
+
+    @property
+    def program(self) -> Any | None:
+        """The compiled program; None where XLA finds no room for it and stops."""
+        return self._compiled[0]
+
+    @cached_property
+    def _compiled(self) -> tuple[Any | None, ProgramMemory]:
+        lowered = self.traced.lower()
+        try:
+            program = compiled(lowered, self.goal)
+        except (RoomError, jax.errors.JaxRuntimeError) as error:
+            temp_bytes = error.temp_bytes if isinstance(error, RoomError) else no_room(error)
+            if temp_bytes is None:
+                raise
+            return None, ProgramMemory.without_room(lowered, temp_bytes)
+        return program, ProgramMemory.of(program)
+
+    @cached_property
+    def lives(self) -> Lifetimes | None:
+        """The temporaries alive at each instruction; None where the device does not say."""
+        return None if self.program is None else held(self.program)
+
+    def anew(self, function: Callable[..., Any] | None = None, donated: Sequence[int] | None = None) -> Subject:
+        """Return the same call traced anew, with another function or other donated arguments where these are given."""
+        return replace(self, jitted=jitting.rejitted(self.jitted, function or self.jitted.__wrapped__, donated))
+
+    def is_large(self, size: int) -> bool:
+        """Whether a number of bytes is worth to be told beside those that the program takes."""
+        return size >= _WORTH_IT * self.account.peak_bytes
+
+    def result_types(self) -> Counter[Any]:
+        """Return the types of the results, with the number of each."""
+        return Counter(map(type_of, jax.tree.leaves(self.traced.out_info)))
+
+    def arguments(self) -> Iterator[tuple[int, list[tuple[str, Any, bool]]]]:
+        """Yield the positions of the arguments without Python values, and of each array path, type and donation."""
+        static = {i % len(self.args) for i in jitting.static_positions(self.jitted)}
+        places = [i for i in range(len(self.args)) if i not in static]
+        for position, info in zip(places, self.traced.args_info[0], strict=True):
+            leaves = jax.tree.leaves_with_path(info, is_leaf=lambda leaf: hasattr(leaf, "donated"))
+            name = self.parameter(position)
+            yield position, [(f"{name}{keystr(path)}", jitting.aval_of(leaf), leaf.donated) for path, leaf in leaves]
+
+    def parameter(self, position: int) -> str:
+        """Return the name of the parameter at a position."""
+        try:
+            known = list(inspect.signature(self.jitted).parameters.values())
+        except ValueError:  # a builtin without a signature
+            known = []
+        named = [each.name for each in known if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        rest = next((each.name for each in known if each.kind is each.VAR_POSITIONAL), "args")
+        return named[position] if position < len(named) else f"{rest}[{position - len(named)}]"
+
+
+def _type(leaf: Any, goal: Target | None) -> Any:
+    """Return the type of an array, on the devices of a target if there is one; a Python value is returned unchanged."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return leaf
+    return struct(leaf) if goal is None else goal.placed(struct(leaf))
+
+
+def _named_bytes(jaxpr: jaxprs.Jaxpr) -> int:
+    values = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
+    inside = sum(_named_bytes(inner) for eqn in jaxpr.eqns for inner in jaxprs.inner_jaxprs(eqn))
+    return sum(abstract.aval_bytes(v.aval) for v in values) + inside
+
+
+def type_of(leaf: Any) -> tuple[tuple[int, ...], Any]:
+    """Return the shape and dtype of an array or of its type."""
+    return tuple(leaf.shape), leaf.dtype

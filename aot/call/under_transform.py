@@ -1,0 +1,102 @@
+"""Run a function inside a transformation, which may differentiate it.
+
+Under `jax.grad`, `jax.vmap` or `jax.lax.scan` the function becomes one call with a derivative of its own. That is the
+halves of its cut, and in forward mode the derivative of its formulas.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jointcut.aot.options.options import Options, is_measured
+from jointcut.aot.planning.request import Request
+from jointcut.aot.progress.progress import Stage
+from jointcut.aot.run.again import differentiated_again
+from jointcut.aot.run.bound import Signature
+from jointcut.aot.run.unchecked import Unmeasured
+from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
+from jointcut.aot.trace import escapes
+from jointcut.aot.trace.blame import explained, for_one_example
+from jointcut.aot.trace.formulas.rewrite import with_formulas
+from jointcut.aot.trace.joint import joint
+from jointcut.aot.trace.primal import Primal, primal
+from jointcut.partition.program.jax import abstract, runtime
+from jointcut.wrappers.arguments.tree import Bound
+from jointcut.wrappers.built_in import refs
+from jointcut.wrappers.built_in.autograd import JITTED, differentiable
+from jointcut.wrappers.built_in.flatten import TreeWrapper
+from jointcut.wrappers.metadata.convention import Convention, slots
+from jointcut.wrappers.wrapper import Target
+
+
+class CallsInside:
+    """Calls of one function inside transformations."""
+
+    def __init__(
+        self, function: Callable[..., Any], options: Options, name: str, uncut: Uncut, unmeasured: Unmeasured
+    ) -> None:
+        """Keep the function; `uncut` warns once where no cut is applied, `unmeasured` where no error is measured."""
+        self._function, self._options, self._name = function, options, name
+        self._uncut, self._unmeasured = uncut, unmeasured
+
+    def __call__(self, signature: Signature, bound: Bound) -> Any:
+        """The function's result for the arguments of one call; traced once for a signature."""
+
+        def make() -> tuple[Primal, Callable[..., list[Any]]]:
+            with (
+                explained(self._name, self._function, bound.paths(), bound),
+                escapes.refused(self._function, self._name, bound),
+            ):
+                source = primal(TreeWrapper(bound, self._options.around).flat(self._function), bound.leaves, False)
+            return source, self._flat(source, bound.abstract())
+
+        source, call = signature.made.of(
+            "inside", make, keeps=lambda pair: not any(map(runtime.is_tracer, pair[0].consts))
+        )
+        with for_one_example(bound.leaves):
+            outputs = call(*source.consts, *bound.leaves)
+        return source.results.given_back(outputs, bound)[0]
+
+    def _flat(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
+        """Return a flat function whose derivative is the halves, and in forward mode the derivative of its formulas."""
+        closed = with_formulas(source.closed, self._options.conventions)
+        if has_symbolic_sizes(bound.leaves):
+            self._uncut.symbolic()
+            return functools.partial(runtime.evaluate, closed)
+        paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
+        again = JITTED if source.has_references else differentiated_again(self._options.conventions, self._name)
+        twice = self._uncut.twice if again is JITTED else lambda: None
+        how = functools.partial(self._cut, paths), twice, again
+        if not source.has_references:
+            return differentiable(closed, *how)
+        wrapper = refs.RefsWrapper(closed)
+        if wrapper.pure is None:  # leave the derivative to JAX
+            self._uncut.references()
+            return functools.partial(runtime.evaluate, closed)
+        run = differentiable(wrapper.pure, *how)
+        inputs = slots(paths, abstract.input_structs(wrapper.pure))
+        target = wrapper.pre_compile(Target(functools.partial(runtime.evaluate, closed), Convention(inputs, ())))
+        write = wrapper.post_compile(run, target)
+
+        def call(*flat: Any) -> list[Any]:
+            with explained(self._name, self._function):
+                return write(*flat)
+
+        return call
+
+    def _cut(self, paths: Sequence[str], closed: Any, mask: tuple[bool, ...]) -> Any:
+        """Return the joint graph, its halves and constants, for the inputs that JAX differentiates."""
+        structs = abstract.input_structs(closed)
+        more = len(mask) - len(paths)  # constants of `jax.vmap`
+        paths = [*(f"constant {i}" for i in range(more)), *paths]
+        if is_measured(self._options):
+            self._unmeasured()
+        with Stage("inside", self._name):
+            with explained(self._name, self._function):
+                flat = functools.partial(runtime.evaluate, closed)
+                program = joint(flat, structs, False, mask, paths, conventions=self._options.conventions)
+            split = Request(self._name, program, self._options).answered().split
+            self._uncut.closed(split.graph, split.plan)
+        return split.graph, split.halves, program.consts

@@ -1,0 +1,79 @@
+"""Read the variables that a hook's function closes over, so that equal hooks share a program."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+
+def identity(function: Callable[..., Any]) -> Any:
+    """Return a key, equal for functions with the same code that read equal values, and arrays of equal types."""
+    if isinstance(function, functools.partial):
+        return identity(function.func), tuple(map(id, function.args)), _items(function.keywords)
+    if not isinstance(function, types.FunctionType):
+        return id(function)
+    cells = [cell for cell in function.__closure__ or () if _is_full(cell)]
+    read = tuple(jax.typeof(c.cell_contents) if _holds_array(c) else id(c.cell_contents) for c in cells)
+    defaults = tuple(map(id, function.__defaults__ or ())), _items(function.__kwdefaults__ or {})
+    return function.__code__, read, id(function.__globals__), defaults
+
+
+def arrays_read(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return the arrays in variables around a function: inputs of a program that contains it."""
+    if not isinstance(function, types.FunctionType):
+        return ()
+    return tuple(cell.cell_contents for cell in function.__closure__ or () if _holds_array(cell))
+
+
+def reading(function: Callable[..., Any], arrays: Sequence[Any]) -> Callable[..., Any]:
+    """Return the same function with other arrays in the variables around it."""
+    if not arrays or not isinstance(function, types.FunctionType):
+        return function
+    given = iter(arrays)
+    cells = tuple(types.CellType(next(given)) if _holds_array(c) else c for c in function.__closure__ or ())
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def values_read(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays that a function closes over, with the names of the variables that hold them."""
+    if isinstance(function, functools.partial):
+        yield from values_read(function.func)
+        held = [*((f"argument {i}", x) for i, x in enumerate(function.args)), *function.keywords.items()]
+    elif isinstance(function, types.FunctionType):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        held = [(name, cell.cell_contents) for name, cell in cells if _is_full(cell)]
+    else:
+        held = []
+    for name, value in held:
+        yield from ((name, x) for x in jax.tree.leaves(value) if isinstance(x, jax.Array))
+
+
+def described(function: Callable[..., Any]) -> str:
+    """Return the hook as errors name it: `clip at train.py:12`."""
+    inner = inspect.unwrap(function)
+    inner = inner.func if isinstance(inner, functools.partial) else inner
+    name = getattr(inner, "__qualname__", type(inner).__name__)
+    code = getattr(inner, "__code__", None)
+    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"
+
+
+def _holds_array(cell: Any) -> bool:
+    return _is_full(cell) and isinstance(cell.cell_contents, jax.Array)
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # not assigned yet
+        return False
+
+
+def _items(keywords: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple((name, id(value)) for name, value in sorted(keywords.items()))

@@ -1,0 +1,14 @@
+"""Plan a program wherever it is called: one request, one answer.
+
+A `Request` has the program, the options, and the trace of the call. There is no trace for a part of a program of the
+user's. The request knows the planning problem, the planner and the front of the budgets. Its answer is a cut.
+
+Files, in reading order:
+
+    budgets: Find a plan that fits a budget, and remember it.
+    offloading: Set up the planning problem of a program, and check first that offloaded values come back unchanged.
+    weighing: Compile the plans of one program, or weigh them, where it is called.
+    request: Answer a request for a plan, wherever the program is called.
+    size_search: Predict peaks at sizes of an axis, compile the step of the largest one, and list the sizes tried.
+    largest_size: Find the largest size of an axis for which a step holds a budget.
+"""

@@ -1,0 +1,66 @@
+"""Take the bytes of a budget for each of several devices, where a step is part of a program of the user's.
+
+There the shardings of arguments are not known: the step is weighed for one device, as if it held the whole batch.
+With `devices` each is taken to hold the differentiated arguments and their gradients whole, and a share of the rest.
+Types that carry a sharding, and steps that are called outside, are weighed for each device anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import jax
+
+from jointcut.aot.options.limits import Limit
+from jointcut.aot.trace.joint import Joint
+from jointcut.partition.errors import BudgetError
+from jointcut.partition.figures import human_bytes
+from jointcut.partition.program.jax import abstract, jaxprs, meshes, runtime
+from jointcut.partition.program.roles import Role
+
+
+def shared(budget: Limit, program: Joint, devices: int | None) -> Limit:
+    """Return the bytes of all devices for a budget of each; other budgets, and budgets of one device, are unchanged."""
+    if devices is None or budget.peak_bytes is None or not _is_whole(program):
+        return budget
+    whole = _whole_bytes(program)
+    return replace(budget, peak_bytes=max(devices * (budget.peak_bytes - whole) + whole, 1))
+
+
+@contextmanager
+def told(budget: Limit, program: Joint, devices: int | None) -> Iterator[None]:
+    """Say in a `BudgetError` how many devices its bytes are for, and how to give them for one."""
+    try:
+        yield
+    except BudgetError as error:
+        count = jax.device_count() if devices is None else devices
+        if budget.peak_bytes is not None and count > 1 and _is_whole(program):
+            error.add_note(_note(budget, program, devices, count))
+        raise
+
+
+def _note(budget: Limit, program: Joint, devices: int | None, count: int) -> str:
+    if devices is None:
+        return (
+            f"Inside a transformation of yours these are the bytes of all {count} devices together. Where they share "
+            f"the batch, give the bytes of one and say how many they are: aot.function(..., devices={count})."
+        )
+    each = f"{budget.peak_bytes:,} bytes on each of {count} devices"
+    held = human_bytes(_whole_bytes(program))
+    return f"These are the bytes of all together, for {each}, of which {held} are parameters and gradients on each."
+
+
+def _is_whole(program: Joint) -> bool:
+    """Whether a step is weighed as if one device held it all, though several may run it."""
+    inputs = jaxprs.opened(program.closed)[0].invars
+    is_placed = any(meshes.is_explicit(getattr(v.aval, "sharding", None)) for v in inputs)
+    return runtime.tracing() and meshes.manual_mesh() is None and not is_placed
+
+
+def _whole_bytes(program: Joint) -> int:
+    """Return the bytes of the differentiated arguments, and of the gradients."""
+    pairs = zip(jaxprs.opened(program.closed)[0].invars, program.roles.inputs, strict=True)
+    primals = [v.aval for v, role in pairs if role is Role.PRIMAL]
+    return 2 * sum(abstract.aval_bytes(primals[i]) for i in program.differentiated)

@@ -1,0 +1,205 @@
+"""Weigh losses whose body is one `jax.shard_map`, plain and cut, on eight devices of the host.
+
+    python -m benchmarks.shards
+
+A GPT of six layers, in a scan and unrolled: data parallel, FSDP with a gather for each layer, and tensor parallel with
+a sum after each half of a block. Bytes are temporaries of one device by XLA's account; collectives are counted in the
+compiled step, with the bytes that they make. The same cut inside the `shard_map` stands beside it, and the plans for
+budgets, as shares of plain JAX's activations.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich import box
+from rich.table import Table
+
+from benchmarks.measure import memory_of, wide_console
+from jointcut import aot
+
+RESULT = Path(__file__).parent / "results" / "shards.json"
+BUDGETS = 0.5, 0.25
+LAYERS, ROWS, TIME, WIDTH, HEADS = 6, 64, 64, 64, 4  # rows for all devices
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+_BYTES = {"f32": 4, "bf16": 2, "pred": 1, "s32": 4, "u32": 4}
+Weights = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One program, by bytes of temporaries on a device.
+
+    Attributes:
+        name: how it is laid out, and how its layers are written.
+        plain, ours, inside: plain JAX; cut from outside the `shard_map`; the function inside cut.
+        within: the cut from outside within each of `BUDGETS`; None where no plan fits.
+        error: largest difference of a gradient, relative to the largest of it.
+        plain_moves, our_moves: collectives by name, each with its number and bytes.
+    """
+
+    name: str
+    plain: int
+    ours: int
+    inside: int
+    within: list[int | None]
+    error: float
+    plain_moves: dict[str, tuple[int, int]]
+    our_moves: dict[str, tuple[int, int]]
+
+
+def norm(x: Array) -> Array:
+    """Layer norm without weights."""
+    return (x - jnp.mean(x, -1, keepdims=True)) * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5)
+
+
+def block(x: Array, w: Weights, heads: int, whole: Callable[[Array], Array] = lambda x: x) -> Array:
+    """Self-attention and an MLP, each added to the stream `(rows, time, width)`; `whole` adds up parts of a sum."""
+    q, k, v = ((norm(x) @ w["qkv"][i]).reshape(*x.shape[:2], heads, -1) for i in range(3))
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / (WIDTH // HEADS) ** 0.5)
+    mixed = jnp.einsum("bhts,bshd->bthd", weights, v).reshape(*x.shape[:2], -1)
+    x = x + whole(mixed @ w["out"])
+    return x + whole(jax.nn.gelu(norm(x) @ w["up"]) @ w["down"])
+
+
+def through(layer: Callable[[Array, Weights], Array], weights: Weights, x: Array, is_scan: bool) -> Array:
+    """All layers, in a scan or written one after the other."""
+    if is_scan:
+        return lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0]
+    for i in range(LAYERS):
+        x = layer(x, jax.tree.map(lambda w, i=i: w[i], weights))
+    return x
+
+
+def data_parallel(is_scan: bool, weights: Weights, x: Array) -> Array:
+    """Every device has all weights and a part of the batch."""
+    layer = partial(block, heads=HEADS)
+    return lax.pmean(jnp.mean(jnp.square(through(layer, weights, x, is_scan))), "d")
+
+
+def fsdp(is_scan: bool, weights: Weights, x: Array) -> Array:
+    """Every device has a part of each weight, and gathers those of a layer."""
+
+    def layer(x: Array, w: Weights) -> Array:
+        return block(x, jax.tree.map(lambda v: lax.all_gather(v, "d", axis=v.ndim - 1, tiled=True), w), HEADS)
+
+    return lax.pmean(jnp.mean(jnp.square(through(layer, weights, x, is_scan))), "d")
+
+
+def tensor_parallel(is_scan: bool, weights: Weights, x: Array) -> Array:
+    """Two groups have a part of the batch each; the four devices of a group have a head and a quarter of the MLP."""
+    layer = partial(block, heads=HEADS // 4, whole=lambda x: lax.psum(x, "m"))
+    return lax.pmean(jnp.mean(jnp.square(through(layer, weights, x, is_scan))), "d")
+
+
+LAST, ALL = P(None, None, "d"), P()
+WAYS: dict[str, tuple[Any, tuple[int, ...], tuple[str, ...], Any, Any]] = {
+    "data parallel": (data_parallel, (8,), ("d",), dict.fromkeys(("qkv", "out", "up", "down"), ALL), P("d")),
+    "FSDP": (fsdp, (8,), ("d",), {"qkv": P(None, None, None, "d"), "out": LAST, "up": LAST, "down": LAST}, P("d")),
+    "tensor parallel": (
+        tensor_parallel,
+        (2, 4),
+        ("d", "m"),
+        {"qkv": P(None, None, None, "m"), "out": P(None, "m"), "up": P(None, None, "m"), "down": P(None, "m")},
+        P("d"),
+    ),
+}
+
+
+def arguments() -> tuple[Weights, Array]:
+    """Weights and a batch."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = {"qkv": (3, WIDTH, WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+    pairs = zip(shapes.items(), keys, strict=False)
+    weights = {name: 0.1 * jax.random.normal(key, (LAYERS, *shape)) for (name, shape), key in pairs}
+    return weights, jax.random.normal(keys[-1], (ROWS, TIME, WIDTH))
+
+
+def measure(name: str, is_scan: bool) -> Row:
+    """The figures of one way to lay the model out."""
+    body, sizes, axes, specs, of_batch = WAYS[name]
+    mesh = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes))
+    weights, x = arguments()
+    weights = {key: jax.device_put(w, NamedSharding(mesh, specs[key])) for key, w in weights.items()}
+    x = jax.device_put(x, NamedSharding(mesh, of_batch))
+
+    def laid(function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.shard_map(function, mesh=mesh, in_specs=(specs, of_batch), out_specs=P())
+
+    plain, cut = laid(partial(body, is_scan)), aot.function(laid(partial(body, is_scan)))
+    inside = laid(aot.function(partial(body, is_scan)))
+    steps = [jax.jit(jax.value_and_grad(f)).lower(weights, x).compile() for f in (plain, inside)]
+    ours = cut.trace(weights, x).partition().compile()
+    want, got = steps[0](weights, x)[1], cut.value_and_grad(weights, x)[1]
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    return Row(
+        f"{name}, {'scan' if is_scan else 'unrolled'}",
+        memory_of(steps[0]).temp,
+        ours.memory.step.temp_bytes,
+        memory_of(steps[1]).temp,
+        [within(laid(partial(body, is_scan)), budget, weights, x) for budget in BUDGETS],
+        max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs),
+        moves(steps[0].as_text()),
+        moves(ours.cut.jits.compiled("step").as_text()),
+    )
+
+
+def within(function: Callable[..., Any], budget: float, *args: Any) -> int | None:
+    """The temporaries of a function cut within a budget; None where no plan fits."""
+    try:
+        return aot.function(function, budget=budget).trace(*args).partition().compile().memory.step.temp_bytes
+    except aot.BudgetError:
+        return None
+
+
+def moves(text: str) -> dict[str, tuple[int, int]]:
+    """The collectives in the text of a compiled program: how many there are of each, and the bytes that they make."""
+    found: dict[str, tuple[int, int]] = {}
+    for types, name in re.findall(rf"= (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", text):
+        shapes = re.findall(r"(\w+)\[([\d,]*)\]", types)
+        size = sum(_BYTES.get(dtype, 4) * prod(int(n) for n in dims.split(",") if n) for dtype, dims in shapes)
+        number, total = found.get(name, (0, 0))
+        found[name] = number + 1, total + size
+    return found
+
+
+def table_of(rows: list[Row]) -> Table:
+    """A line for each program."""
+    table = Table(
+        title="A loss in one jax.shard_map, temporaries of a device", box=box.SIMPLE_HEAD, title_justify="left"
+    )
+    budgets = (f"budget {budget}" for budget in BUDGETS)
+    for head in ("", "plain", "ours", "cut inside", *budgets, "error", "collectives: plain", "ours"):
+        table.add_column(head, justify="left" if not head or "collect" in head else "right")
+    for row in rows:
+        taken = (row.ours, row.inside, *row.within)
+        shares = ("refused" if size is None else f"{size / row.plain:.2f}" for size in taken)
+        texts = (
+            ", ".join(f"{n} {k} {b / 1e3:.0f} kB" for k, (n, b) in m.items()) for m in (row.plain_moves, row.our_moves)
+        )
+        table.add_row(row.name, f"{row.plain / 1e6:.1f} MB", *shares, f"{row.error:.0e}", *texts)
+    return table
+
+
+def main() -> None:
+    """Measure all ways, print a table, and keep the figures."""
+    rows = [measure(name, is_scan) for name in WAYS for is_scan in (True, False)]
+    RESULT.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n", "utf-8")
+    wide_console(180).print(table_of(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Find the jitted function that runs, and jit another function as it is jitted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from jax._src import api as _api
+from jax._src import pjit as _pjit
+
+_FIRST_CALL = "cache_miss"  # JAX's function that runs where a jitted function is first called with some types
+_GRADIENT = "value_and_grad_f"  # JAX's function that takes a gradient, also for `jax.grad`
+
+
+def called(frame: FrameType) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """Return the jitted function and its arguments, if a frame is of its first call; else None."""
+    if frame.f_code.co_name != _FIRST_CALL or frame.f_globals is not _pjit.__dict__:
+        return None
+    known = frame.f_locals
+    return _pjit._cpp_pjit(known["fun"], known["jit_info"]), known["args"], known["kwargs"]
+
+
+def is_jitted(function: Any) -> bool:
+    """Whether a function is made by `jax.jit`."""
+    return hasattr(function, "_jit_info")
+
+
+def rejitted(jitted: Any, function: Callable[..., Any], donated: Sequence[int] | None = None) -> Any:
+    """Jit a function with the options of another, and with other donated arguments where some are given.
+
+    It is traced anew, whatever was traced of the same function before.
+    """
+    info = jitted._jit_info
+    if donated is not None:
+        info = info._replace(donate_argnums=tuple(donated))
+    return _pjit._cpp_pjit(lambda *args, **kwargs: function(*args, **kwargs), info)
+
+
+def static_positions(jitted: Any) -> tuple[int, ...]:
+    """The positions of a jitted function's arguments that are Python values."""
+    return tuple(jitted._jit_info.static_argnums)
+
+
+def donated_positions(jitted: Any) -> tuple[int, ...]:
+    """The positions of a jitted function's arguments whose memory its results may take."""
+    return tuple(jitted._jit_info.donate_argnums)
+
+
+@contextmanager
+def losses_replaced(other: Callable[[Callable[..., Any], Any], Callable[..., Any]]) -> Iterator[None]:
+    """While this lasts, `jax.grad` and `jax.value_and_grad` differentiate `other(function, arguments)` instead.
+
+    That holds for each gradient that is called meanwhile, wherever it was made.
+    """
+    api: Any = _api
+    before = api.argnums_partial2
+
+    def chosen(function: Any, argnums: Any, args: Any, kwargs: Any) -> Any:
+        if sys._getframe(1).f_code.co_name == _GRADIENT:
+            function = other(function, (args, kwargs))
+        return before(function, argnums, args, kwargs)
+
+    with replaced(api, "argnums_partial2", chosen):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """While this lasts, a class or module has another value under a name."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def aval_of(info: Any) -> Any:
+    """The abstract value of an argument, of which `args_info` of a traced call tells."""
+    return info._aval

@@ -1,0 +1,98 @@
+"""Tell how arrays lie on meshes, and over which axes they vary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax import lax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax.extend import core as jex
+
+from jointcut.partition.program.jax.jaxprs import Equation, Var, fresh
+
+
+def is_explicit(sharding: Any) -> bool:
+    """Whether a sharding is part of an array's type: true if it lays the array over a mesh with an explicit axis."""
+    mesh = getattr(sharding, "mesh", None)
+    return mesh is not None and not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
+
+
+def is_parted(x: Any) -> bool:
+    """Whether the rows along the first axis of an array lie on several devices, as far as its sharding tells."""
+    known = getattr(jax.typeof(x) if isinstance(x, _core.Tracer) else x, "sharding", None)
+    shape = getattr(x, "shape", ())
+    return bool(known is not None and shape and known.shard_shape(shape)[0] < shape[0])
+
+
+def sharding_in_type(aval: Any) -> Any:
+    """The sharding of an abstract value where it is part of its type: inside `shard_map`, or on an explicit axis."""
+    sharding = getattr(aval, "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty or set(mesh.axis_types) == {jax.sharding.AxisType.Auto}:
+        return None
+    return sharding
+
+
+def varying(aval: Any) -> frozenset[Any]:
+    """The axes of a mesh over which a value varies from device to device inside `jax.shard_map`."""
+    return getattr(getattr(aval, "manual_axis_type", None), "varying", frozenset())
+
+
+def manual_mesh() -> Any | None:
+    """The mesh of the `jax.shard_map` that we are traced in, None outside of any."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.manual_axes else None
+
+
+def checks_varying() -> bool:
+    """Whether the `jax.shard_map` that we are traced in knows over which axes its values vary."""
+    return bool(_config._check_vma.value)
+
+
+@contextmanager
+def inside(eqn: Equation) -> Iterator[None]:
+    """Enter the context of an equation's body: the mesh of a `jax.shard_map`; for other equations nothing changes."""
+    if eqn.primitive.name != "shard_map":
+        yield
+        return
+    mesh, manual = eqn.params["mesh"].abstract_mesh, eqn.params["newly_manual_axes"]
+    with _on(mesh.update_axis_types(dict.fromkeys(manual, jax.sharding.AxisType.Manual)), eqn.params["check_vma"]):
+        yield
+
+
+@contextmanager
+def where_they_vary(*avals: Any) -> Iterator[None]:
+    """Be on the mesh over which some value varies from device to device; elsewhere where we are."""
+    if (aval := next(filter(varying, avals), None)) is None:
+        yield
+        return
+    with _on(aval.sharding.mesh, True):
+        yield
+
+
+@contextmanager
+def _on(mesh: Any, checks_varying: bool) -> Iterator[None]:
+    axes = [(name, size) for name, size in mesh.shape.items() if name in mesh.manual_axes]
+    with _core.extend_axis_env_nd(axes), jax.sharding.use_abstract_mesh(mesh), _config._check_vma(checks_varying):
+        yield
+
+
+def on_all_devices(aval: Any) -> Any:
+    """The same abstract value, for an array that is equal on all devices of a mesh."""
+    return aval.update(manual_axis_type=type(aval.manual_axis_type)()) if varying(aval) else aval
+
+
+def varied(var: Var, aval: Any) -> Equation:
+    """An equation that casts an array which is equal on all devices to an array that varies over the axes of `aval`."""
+    axes = tuple(axis for axis in aval.sharding.mesh.axis_names if axis in varying(aval))
+    return jex.new_jaxpr_eqn([var], [fresh(aval)], _core.pvary_p, {"axes": axes}, frozenset())
+
+
+def as_varying(x: Any, *others: Any) -> Any:
+    """The array `x`, varying over all axes that it or one of the other arrays varies over."""
+    axes = frozenset[Any]().union(*(varying(jax.typeof(y)) for y in others)) - varying(jax.typeof(x))
+    return lax.pcast(x, tuple(axes), to="varying") if axes else x
