@@ -97,6 +97,7 @@ from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
 from jointcut.partition.errors import NonFiniteError as NonFiniteError
 from jointcut.partition.errors import PolicyError as PolicyError
+from jointcut.partition.errors import ProcessError as ProcessError
 from jointcut.partition.errors import RoomError as RoomError
 from jointcut.partition.errors import SpillError as SpillError
 from jointcut.partition.errors import TargetError as TargetError
@@ -134,6 +135,7 @@ __all__ = [
     "Options",
     "Pareto",
     "PolicyError",
+    "ProcessError",
     "Report",
     "RoomError",
     "SpillError",

@@ -16,6 +16,7 @@ The tree of everything that jointcut raises on its own account::
     ├── CacheError         a cache folder that cannot be used or trusted
     ├── SpillError         a folder that cannot hold what is spilled (also an OSError)
     ├── ArtefactError      a function that cannot be exported, or an artefact that cannot be read or run
+    ├── ProcessError       the processes of one program disagree, or one has ended (also a RuntimeError)
     ├── IdentityError      something in a cache key has no identity outside this process
     ├── CallError          a call that does not fit its program (also a TypeError and a ValueError)
     └── TraceError         the user's function could not be traced or differentiated (also a TypeError)
@@ -120,6 +121,10 @@ class CacheError(JointcutError, ValueError):
 
 class SpillError(JointcutError, OSError):
     """A folder for values that the backward needs is full, or cannot be written or read."""
+
+
+class ProcessError(JointcutError, RuntimeError):
+    """The processes of one program ask for different plans, or one of them has ended."""
 
 
 class IdentityError(JointcutError, ValueError):

@@ -87,7 +87,7 @@ def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
         **({"checkpoints": fewer} if fewer else {}),
         "bytes_saved": plan.bytes_saved,
         "figures": {name: getattr(plan, name) for name in FIGURES},
-        "written_for": _program(graph),
+        "written_for": program_lines(graph),
     }
 
 
@@ -97,7 +97,7 @@ def _entry(saved: Saved) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in usual or value != usual[key]}
 
 
-def _program(graph: Graph) -> list[str]:
+def program_lines(graph: Graph) -> list[str]:
     """The lines of the graph's text, without labels and prices: a program is the same with them and without."""
     values = tuple(replace(v, label="") if v.label else v for v in graph.values)
     ops = tuple(op if op.seconds is None else replace(op, seconds=None) for op in graph.ops)
@@ -218,7 +218,7 @@ def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
 
 def _difference(lines: Sequence[str], graph: Graph) -> PlanError | None:
     """The first difference between the lines of a program and this one; None where there is none."""
-    here = _program(graph)
+    here = program_lines(graph)
     for n, (was, now) in enumerate(zip_longest(lines, here)):
         if was == now:
             continue

@@ -14,6 +14,7 @@ Files, in reading order:
     random_rows: Make some rows of an array of random bits, the same bits as in the whole array.
     runtime: Ask JAX what it is doing, and run jaxprs.
     jitting: Find the jitted function that runs, and jit another function as it is jitted.
+    processes: Tell which processes hold the arrays of a program, and send texts between these processes.
     barriers: Write barriers, copies between memories, and calls that stay apart.
     own_primitives: Make primitives of our own, with rules for JAX's transformations.
     eager: Run ops one at a time, on tracers that hold numbers.
