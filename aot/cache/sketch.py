@@ -29,6 +29,13 @@ def sketch(**parts: Any) -> str:
     return hashlib.sha256(pack("jointcut sketch", *encoded)).hexdigest()
 
 
+def equations(closed: Any) -> list[tuple[Any, str]]:
+    """Return the equations of a closed jaxpr, those inside an equation before it, each with 16 digits of its sha256."""
+    encoder = _Equations("program", rules=False)
+    encoder.value(closed)
+    return encoder.found
+
+
 class _Sketch(Encoder):
     """An encoder that accepts objects without identity inside a program."""
 
@@ -48,3 +55,16 @@ class _Sketch(Encoder):
         step = rules.nested()
         steps = step and (step.trips, step.checkpoints, step.checkpoint_bytes, step.is_adjustable)
         return self.all("call", (type(rules), rules.closed, tuple(rules.runs() or ()), steps))
+
+
+class _Equations(_Sketch):
+    """A sketch that keeps the key of each equation."""
+
+    def __init__(self, name: str, *, rules: bool = True) -> None:
+        super().__init__(name, rules=rules)
+        self.found: list[tuple[Any, str]] = []
+
+    def _equation(self, eqn: Any) -> bytes:
+        data = super()._equation(eqn)
+        self.found.append((eqn, hashlib.sha256(data).hexdigest()[:16]))
+        return data

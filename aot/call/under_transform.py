@@ -12,6 +12,7 @@ from typing import Any
 
 from jointcut.aot.options.options import Options, is_measured
 from jointcut.aot.planning.request import Request
+from jointcut.aot.planning.together import answered
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.again import differentiated_again
 from jointcut.aot.run.bound import Signature
@@ -22,7 +23,7 @@ from jointcut.aot.trace.blame import explained, for_one_example
 from jointcut.aot.trace.formulas.rewrite import with_formulas
 from jointcut.aot.trace.joint import joint
 from jointcut.aot.trace.primal import Primal, primal
-from jointcut.partition.program.jax import abstract, runtime
+from jointcut.partition.program.jax import abstract, processes, runtime
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import refs
 from jointcut.wrappers.built_in.autograd import JITTED, differentiable
@@ -55,7 +56,8 @@ class CallsInside:
         source, call = signature.made.of(
             "inside", make, keeps=lambda pair: not any(map(runtime.is_tracer, pair[0].consts))
         )
-        with for_one_example(bound.leaves):
+        placed = processes.given(lambda: zip(bound.paths(), bound.leaves, strict=True))
+        with for_one_example(bound.leaves), placed:
             outputs = call(*source.consts, *bound.leaves)
         return source.results.given_back(outputs, bound)[0]
 
@@ -97,6 +99,6 @@ class CallsInside:
             with explained(self._name, self._function):
                 flat = functools.partial(runtime.evaluate, closed)
                 program = joint(flat, structs, False, mask, paths, conventions=self._options.conventions)
-            split = Request(self._name, program, self._options).answered().split
+            split = answered(Request(self._name, program, self._options)).split
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts

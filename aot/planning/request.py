@@ -8,7 +8,6 @@ strategy, by a plan that was made before, or by a search for a budget.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +19,10 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.cache import environment
-from jointcut.aot.cache.sketch import sketch
 from jointcut.aot.options.limits import Budget, Limit, limit
 from jointcut.aot.options.options import Options, wanted_plan, with_budget
 from jointcut.aot.options.policies import has_forms
 from jointcut.aot.options.target import backend_for, with_excess_logged
-from jointcut.aot.planning.agreed import Asked, agreed
 from jointcut.aot.planning.budgets.attempts import Fitted
 from jointcut.aot.planning.budgets.fit import planner_for
 from jointcut.aot.planning.budgets.inexact import FORM, WORTH, Examples, Rounding, searched, why_none
@@ -42,13 +38,11 @@ from jointcut.aot.run.spilled import refuse_spill
 from jointcut.aot.trace.data import Trace
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.errors import BudgetError
-from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
-from jointcut.partition.plans.planfile import program_lines
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.saved import GradientError
 from jointcut.partition.program.graph import ONCE, Graph
-from jointcut.partition.program.jax import meshes, processes, runtime
+from jointcut.partition.program.jax import meshes, runtime
 from jointcut.partition.program.roles import Tile
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import Candidate, ranked
@@ -138,15 +132,15 @@ class Request:
         return self._with(replace(self.program, is_as_jax=False)) if self.program.is_as_jax else self
 
     @cached_property
-    def _for_budgets(self) -> Request:
+    def for_budgets(self) -> Request:
         """The request with the lossless forms that were left out as slower, if any: they take fewer bytes."""
         if self.options.cost_of_forms is None:
             return self
-        other = self._under(with_budget(self.options, 1.0))
+        other = self.under(with_budget(self.options, 1.0))
         return self if other.graph.forms == self.graph.forms else other
 
     @cached_property
-    def _alone(self) -> Request:
+    def alone(self) -> Request:
         """The request without the arguments of the call."""
         if self.trace is None or self.trace.examples is None:
             return self
@@ -159,7 +153,7 @@ class Request:
         trace = self.trace and replace(self.trace, program=program)
         return replace(self, program=program, trace=trace)
 
-    def _under(self, options: Options) -> Request:
+    def under(self, options: Options) -> Request:
         """Return the request under other options."""
         return replace(self, options=options, trace=self.trace and replace(self.trace, options=options))
 
@@ -175,59 +169,28 @@ class Request:
         """
         if self.trace is None and self.options.spill is not None:
             refuse_spill(self.name)
-        leaves = () if self.trace is None else (*self.trace.consts, *self.trace.bound.leaves)
-        if len(group := processes.holders(leaves)) == 1:
-            return self._answered(strategy, budget, plan)
-        how = wanted_plan(self.options, strategy, budget, plan)
-
-        def made() -> tuple[Answer, str]:
-            answer = self._answered(strategy, budget, plan)
-            form = {"as_jax": answer.request.program.is_as_jax, "text": planfile.dumps(answer.plan, answer.split.graph)}
-            return answer, json.dumps(form)
-
-        def taken(text: str) -> tuple[Answer, str]:
-            form = json.loads(text)
-            request = self.as_jax if form["as_jax"] else self if how.budget is None else self._for_budgets
-            answer = request._answered(plan=form["text"])
-            return answer, json.dumps(form | {"text": planfile.dumps(answer.plan, answer.split.graph)})
-
-        return agreed(group, self._asked(strategy, budget, plan), made, taken)
-
-    def _asked(self, strategy: Strategy | None, budget: Budget | None, plan: Plan | str | None) -> Asked:
-        """Return what is asked for, as the processes of one program compare it."""
-        given = {"strategy": strategy, "budget": budget, "plan": plan}
-        chosen = vars(self.options) | {name: value for name, value in given.items() if value is not None}
-        plain = {k: v for k, v in chosen.items() if isinstance(v, str | int | float | bool | tuple | None)}
-        facts = {f"the version of {name}": version for name, version in environment.versions()}
-        facts |= {"jointcut's own source": environment.SOURCES[:16]}
-        facts |= {f"the option {name}": repr(value) for name, value in plain.items()}
-        return Asked(self.name, facts, (*program_lines(self.graph), sketch(program=self.program.closed)))
-
-    def _answered(
-        self, strategy: Strategy | None = None, budget: Budget | None = None, plan: Plan | str | None = None
-    ) -> Answer:
         how = wanted_plan(self.options, strategy, budget, plan)
         if (request := self._in_blocks(how.tiles)) is not self:
-            return request._answered(strategy, budget, plan)
+            return request.answered(strategy, budget, plan)
         if how.budget is None:
             forms = () if how.keeps_forms else self.forms
-            answer = (self._alone if forms == self.forms else replace(self._alone, forms=forms))._by(how.strategy)
+            answer = (self.alone if forms == self.forms else replace(self.alone, forms=forms))._by(how.strategy)
             if self.options.error is None or how.keeps_forms:
                 return answer
             unused = GradientError(self.options.error, unused="there is no budget for which it could be")
             return replace(answer, split=replace(answer.split, plan=replace(answer.plan, gradient_error=unused)))
         if self.trace is not None and meshes.manual_mesh() is not None:
-            inside = replace(self, trace=None, options=with_budget(self.options, how.budget))._answered()
-            return self._alone._with(inside.request.program)._answer(inside.split)
-        if self._for_budgets is not self:
-            return self._for_budgets._answered(budget=how.budget)
+            inside = replace(self, trace=None, options=with_budget(self.options, how.budget)).answered()
+            return self.alone._with(inside.request.program)._answer(inside.split)
+        if self.for_budgets is not self:
+            return self.for_budgets.answered(budget=how.budget)
         bytes_limit = limit(how.budget)
         if self.trace is None:
             return self.within(bytes_limit)
         bytes_limit = with_excess_logged(self.options.goal, bytes_limit)
         if self.options.error is None or not self.program.is_train or runtime.tracing():
             return self.within(bytes_limit)
-        alone, examples = self._alone, Examples.of(self.trace.examples, self.trace.bound)
+        alone, examples = self.alone, Examples.of(self.trace.examples, self.trace.bound)
         return alone.within(bytes_limit, search=lambda request: request._inexact(bytes_limit, alone, examples))
 
     def _in_blocks(self, tiles: tuple[Tile, ...]) -> Request:

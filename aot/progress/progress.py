@@ -34,7 +34,7 @@ _LOG = logging.getLogger("jointcut")
 #: The environment variable that switches the display off, and its values for off.
 VARIABLE, _OFF = "JOINTCUT_PROGRESS", ("0", "false", "no", "off")
 
-Kind = Literal["trace", "cut", "inside", "search", "compile", "weigh", "check", "export", "load", "measure", "capture"]
+Kind = Literal["trace", "cut", "inside", "search", "compile", "weigh", "check", "export", "load", "measure", "capture", "agree"]
 
 #: The words for each kind of stage while it runs, and when it has ended.
 WORDS: dict[Kind, tuple[str, str]] = {
@@ -49,6 +49,7 @@ WORDS: dict[Kind, tuple[str, str]] = {
     "load": ("loading", "loaded"),
     "measure": ("measuring", "measured"),
     "capture": ("capturing the backward", "captured the backward"),
+    "agree": ("agreeing with other processes", "agreed with other processes"),
 }
 
 _DELAY_S = 0.5  # a stage is shown after this time

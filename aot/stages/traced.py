@@ -17,6 +17,7 @@ from jointcut.aot.options.options import check_error
 from jointcut.aot.options.policies import GivenPolicy, read_policy
 from jointcut.aot.planning.budgets.pareto import Pareto
 from jointcut.aot.planning.request import Request
+from jointcut.aot.planning.together import answered
 from jointcut.aot.run.compile import ProgramMemory, compiled
 from jointcut.aot.stages.axes import Axes, axes_of
 from jointcut.aot.stages.cut import Cut
@@ -72,7 +73,7 @@ class Traced(Trace):
             options = replace(self.options, policy=rules)
             check_error(options)
             return replace(self, options=options).partition(strategy, budget=budget, plan=plan)
-        return Cut(**vars(self.request.answered(strategy, budget, plan)))
+        return Cut(**vars(answered(self.request, strategy, budget, plan)))
 
     def pareto(self) -> Pareto:
         """Return the front of the budgets: plans that no other plan beats in both peak and time, by the model."""

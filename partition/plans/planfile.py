@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from jointcut.partition.errors import GraphError, PlanError
 from jointcut.partition.plans.document import FIGURES, PARTS, has_types, refuse, shown
@@ -218,14 +218,28 @@ def _completed(document: Mapping[str, Any], graph: Graph) -> Plan:
 
 def _difference(lines: Sequence[str], graph: Graph) -> PlanError | None:
     """The first difference between the lines of a program and this one; None where there is none."""
+    if (found := difference(lines, graph)) is None:
+        return None
+    cure = "Read the plan for the program that it was made for, or make a plan for this one."
+    return refuse(found.name, f"is {found.was} in the plan's program, but {found.now} here.", cure)
+
+
+class Difference(NamedTuple):
+    """An op or input of a program that differs from another program's: its `name`, what it `was` there and is `now`."""
+
+    name: str
+    was: str
+    now: str
+
+
+def difference(lines: Sequence[str], graph: Graph) -> Difference | None:
+    """The first difference between the `program_lines` of a program and this one; None where there is none."""
     here = program_lines(graph)
     for n, (was, now) in enumerate(zip_longest(lines, here)):
-        if was == now:
-            continue
-        name, place = _place(graph, here, n)
-        had, has = ("nothing" if line is None else f"`{line.strip()}`" for line in (was, now))
-        cure = "Read the plan for the program that it was made for, or make a plan for this one."
-        return refuse(name, f"is {had} in the plan's program, but {has}{place} here.", cure)
+        if was != now:
+            name, place = _place(graph, here, n)
+            had, has = ("nothing" if line is None else f"`{line.strip()}`" for line in (was, now))
+            return Difference(name, had, f"{has}{place}")
     return None
 
 
