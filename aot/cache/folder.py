@@ -42,18 +42,18 @@ _THREADS = threading.Lock()
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder against other processes and threads.
+def locked(folder: Path, name: str = "lock", patience_s: float = _PATIENCE_S) -> Iterator[None]:
+    """Hold the lock of a folder, a file in it, against other processes and threads.
 
-    Raises `TimeoutError` if another process holds it for ten seconds, or another `OSError` if it cannot be locked.
+    Raises `TimeoutError` if another process holds it for `patience_s`, or another `OSError` if it cannot be locked.
     """
     if sys.platform == "win32":
         with _THREADS:
             yield
         return
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        _lock(descriptor, _PATIENCE_S)
+        _lock(descriptor, patience_s)
         try:
             yield
         finally:

@@ -5,10 +5,10 @@ user's. The request knows the planning problem, the planner and the front of the
 
 Files, in reading order:
 
+    agreed: Make a decision on one process, and give it to the others that run the same program.
     budgets: Find a plan that fits a budget, and remember it.
     offloading: Set up the planning problem of a program, and check first that offloaded values come back unchanged.
     weighing: Compile the plans of one program, or weigh them, where it is called.
-    agreed: Make a decision on one process, and give it to the others that run the same program.
     request: Answer a request for a plan, wherever the program is called.
     together: Answer a request once for all processes that hold the arrays of a program.
     size_search: Predict peaks at sizes of an axis, compile the step of the largest one, and list the sizes tried.

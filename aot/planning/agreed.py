@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import jax
@@ -70,10 +70,11 @@ class Asked:
 
 
 def _apart(*texts: str | None) -> Iterator[str]:
-    """Yield texts as they are shown, from the place on where they differ if one is long."""
+    """Yield two texts as they are shown, from about the place on where they differ if one is long."""
     start = 0
     if any(text is not None and len(text) > _WIDEST for text in texts):
-        start = max(0, len(os.path.commonprefix([text or "" for text in texts])) - _BEFORE)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(*(text or "" for text in texts), strict=False))
+        start = max(0, len([*same]) - _BEFORE)
     for text in texts:
         ends = ("..." * (start > 0), "..." * (len(text or "") > start + _WIDEST))
         yield "missing" if text is None else f"`{ends[0]}{text[start : start + _WIDEST]}{ends[1]}`"

@@ -34,7 +34,9 @@ _LOG = logging.getLogger("jointcut")
 #: The environment variable that switches the display off, and its values for off.
 VARIABLE, _OFF = "JOINTCUT_PROGRESS", ("0", "false", "no", "off")
 
-Kind = Literal["trace", "cut", "inside", "search", "compile", "weigh", "check", "export", "load", "measure", "capture", "agree"]
+Kind = Literal[
+    "trace", "cut", "inside", "search", "compile", "weigh", "check", "export", "load", "measure", "capture", "agree"
+]
 
 #: The words for each kind of stage while it runs, and when it has ended.
 WORDS: dict[Kind, tuple[str, str]] = {

@@ -24,6 +24,7 @@ import numpy as np
 from jointcut.aot.options.limits import Limit, Room
 from jointcut.aot.options.options import Options
 from jointcut.aot.options.target import rates_for
+from jointcut.aot.planning.agreed import is_deciding
 from jointcut.aot.planning.budgets.attempts import Attempt, Fitted, Ways, Weighed, attempt
 from jointcut.aot.planning.budgets.link import host_rate
 from jointcut.aot.planning.budgets.rates import rates
@@ -299,10 +300,11 @@ def _of_each_strategy(candidates: Iterable[Candidate]) -> list[Candidate]:
 def prices(options: Options) -> CostModel:
     """Return the cost model of the options, or the rates of its target, or of the device: known or else measured ones.
 
-    Raises `BudgetError` without a cost model where several processes take part: each would measure its own device, and
-    they might choose different plans.
+    Raises `BudgetError` without a cost model where several processes take part, and do not leave the decision to one of
+    them: each would measure its own device, and they might choose different plans.
     """
-    if options.cost is None and jax.process_count() > 1 and rates_for(options.goal) is None:
+    are_apart = jax.process_count() > 1 and not is_deciding()
+    if options.cost is None and are_apart and rates_for(options.goal) is None:
         cure = "Give all of them the same rates: aot.function(cost=Roofline(...)) from jointcut.partition.prices.cost."
         what = f"must lead to one plan in all {jax.process_count()} processes, and each would measure its own device."
         raise BudgetError(message("budget", what, cure))

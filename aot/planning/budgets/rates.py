@@ -28,8 +28,9 @@ import statistics
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -39,6 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jointcut.aot.cache.folder import locked
 from jointcut.aot.options.limits import default_device
 from jointcut.aot.progress.progress import Stage
 from jointcut.partition.errors import JointcutError, PlanError, message
@@ -62,6 +64,7 @@ _BURST_S, _PAUSE_S = 0.15, 0.1  # length of a burst of runs, and of the pause be
 _STEADY, _BETTER = 4, 0.97  # measuring ends after this number of bursts without a time below this share of the best
 _MOST_S = 4.0  # measuring ends after this time at the latest
 _WHEN, _MONTH_S = "measured_unix_s", 30 * 86_400  # key of the time in an entry of the file, and how long it counts
+_PATIENCE_S = 60.0  # a process waits this long for another one that measures
 _FASTER = 1.5  # a rate measured again replaces the noted one if it is higher by this factor
 _TRIES = 5  # number of runs of one op; the median counts
 
@@ -96,11 +99,15 @@ def _noted_or_measured(device: Any, name: str, anew: bool) -> Roofline:
         return fixed
     if noted is not None and not anew and _is_young(entries[name]):
         return noted
-    measured = _measured(device)
-    if noted is not None and not anew:
-        measured = _fastest(noted, measured)
-    told = {rate: given for rate, given in asdict(measured).items() if rate != "host_bytes_per_s"}  # see `link`
-    _write({**entries, name: {**told, _WHEN: int(time.time())}})
+    with _undisturbed():
+        theirs = _there() or {}
+        if not anew and theirs.get(name) != entries.get(name) and (found := _rates_in(theirs, name)) is not None:
+            return found  # another process has measured them meanwhile
+        measured = _measured(device)
+        if noted is not None and not anew:
+            measured = _fastest(noted, measured)
+        told = {rate: given for rate, given in asdict(measured).items() if rate != "host_bytes_per_s"}  # see `link`
+        _write(name, {**told, _WHEN: int(time.time())})
     return measured
 
 
@@ -230,15 +237,28 @@ def on_a_thread(function: Callable[[], _T]) -> _T:
 # --------------------------------------------------------------------------------------------------- the file
 
 
-def _is_free(path: Path) -> bool:
-    """Whether a file may be written anew: it is missing or empty, or it holds entries, and all others of them stay."""
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let other processes that share the file wait, where its folder can be locked."""
+    with ExitStack() as stack:
+        with suppress(OSError, RuntimeError):
+            path = _file()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = path.with_name(f"{path.name}.lock")
+            stack.enter_context(locked(lock.parent, lock.name, _PATIENCE_S))
+            stack.callback(lock.unlink, missing_ok=True)
+        yield
+
+
+def _there() -> dict[str, Any] | None:
+    """Return the entries beside which another may be written: none of a missing or empty file, None for other texts."""
     try:
-        text = path.read_text("utf-8")
-        return not text or isinstance(json.loads(text), dict)
+        entries = json.loads(_file().read_text("utf-8") or "{}")
     except FileNotFoundError:
-        return True
-    except (RecursionError, ValueError):
-        return False
+        return {}
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return entries if isinstance(entries, dict) else None
 
 
 def noted(name: str) -> Any:
@@ -248,9 +268,9 @@ def noted(name: str) -> Any:
 
 def note(name: str, entry: Any) -> None:
     """Write an entry to the file, unless somebody wrote one there for any device."""
-    entries = _read()
-    if ANY not in entries:
-        _write({**entries, name: entry})
+    if ANY not in _read():
+        with _undisturbed():
+            _write(name, entry)
 
 
 def _file() -> Path:
@@ -292,16 +312,16 @@ def _is_young(entry: dict[str, Any]) -> bool:
     return isinstance(when, int | float) and 0 <= time.time() - when < _MONTH_S
 
 
-def _write(entries: dict[str, Any]) -> None:
-    """Write the file atomically, where that is allowed."""
+def _write(name: str, entry: Any) -> None:
+    """Write an entry beside those that are in the file, atomically, where that is allowed."""
+    if (entries := _there()) is None:
+        return
     try:
         path = _file()
-        if not _is_free(path):
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         try:
-            draft.write_text(json.dumps(entries, indent=2), "utf-8")
+            draft.write_text(json.dumps({**entries, name: entry}, indent=2), "utf-8")
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.core
 from jax._src import distributed as _distributed
 from jax._src import pjit as _pjit
 
@@ -58,7 +59,7 @@ def arguments() -> list[tuple[str, Any]]:
 
 
 def holders(arrays: Iterable[Any]) -> tuple[int, ...]:
-    """This process and those whose devices hold arrays, or lie in shardings; sorted."""
+    """The numbers of the processes, this one among them, whose devices hold arrays, or lie in shardings; sorted."""
     return tuple(sorted({jax.process_index()}.union(*map(_processes, arrays))))
 
 
