@@ -143,10 +143,10 @@ class _Meeting:
     def _led(self, others: Sequence[int], asked: Asked, made: Callable[[], tuple[_T, str]]) -> tuple[_T, str]:
         self._say("asked", asked.text())
         with self._failures_told("decision"):
-            for p in others:
-                if differing := self._heard("verdict", p):
-                    raise ProcessError(message(f"The plan of {self.name}", f"is not agreed on: {differing}", _CURE))
+            verdicts = [self._heard("verdict", p) for p in others]
             processes.forget(f"{self.room}/{self.count - 1}")  # all have left the last meeting
+            for differing in filter(None, verdicts):
+                raise ProcessError(message(f"The plan of {self.name}", f"is not agreed on: {differing}", _CURE))
             answer, text = made()
         self._say("decision", text)
         with self._failures_told("end"):

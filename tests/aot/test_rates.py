@@ -290,9 +290,22 @@ def test_whoever_may_read_the_folder_may_read_the_file(folder, count):
 
 def test_processes_that_write_at_once_leave_one_whole_file(folder, count):
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: measuring._write({str(n): n * "x"}), range(200)))
-    assert len(json.loads((folder / "rates.json").read_text())) == 1
+        list(pool.map(lambda n: measuring._write(str(n), n * "x"), range(200)))
+    assert json.loads((folder / "rates.json").read_text()).items() <= {str(n): n * "x" for n in range(200)}.items()
     assert len(list(folder.iterdir())) == 1
+
+
+def test_processes_that_start_at_once_measure_once_and_lose_no_entry(folder, count, monkeypatch):
+    """Each thread stands for a process: they lock the folder against each other, too."""
+    measure = measuring._measure
+    monkeypatch.setattr(measuring, "_measure", lambda device: time.sleep(0.2) or measure(device))
+    device = jax.devices()[0]
+    names = ["one", "one", "other", "one", "other"]
+    with ThreadPoolExecutor(5) as pool:
+        found = pool.map(lambda name: measuring._noted_or_measured(device, name, False), names)
+        assert [*found] == [FIGURES] * 5
+    assert len(count) == 2
+    assert json.loads((folder / "rates.json").read_text()).keys() == {"one", "other"}
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(folder, count, monkeypatch):

@@ -67,9 +67,12 @@ def layout(x: Any) -> str:
     """How an array lies on the devices of several processes, in words; empty where it does not, or nobody knows."""
     if len(_processes(x)) < 2:
         return ""
-    sharding = _sharding(x)
-    devices = getattr(getattr(sharding, "mesh", None), "device_ids", None)
-    return str(sharding) if devices is None else f"{sharding} on devices {devices.ravel().tolist()}"
+    if not isinstance(sharding := _sharding(x), jax.sharding.NamedSharding):
+        return str(sharding)
+    mesh, parts = sharding.mesh, tuple(sharding.spec)
+    return (
+        f"{parts} on the mesh {dict(mesh.shape)} of devices {mesh.device_ids.ravel().tolist()}, {sharding.memory_kind}"
+    )
 
 
 def _processes(x: Any) -> set[int]:
