@@ -21,6 +21,7 @@ Files, in reading order:
 - below_floor: Weigh and time steps whose rows run in blocks, since one array is the peak of plain JAX.
 - firststep: Time the first step under a budget, search included, beside plain JAX's, and count compilations.
 - predicted: Compare the predicted peak of temporaries with XLA's, for each program and plans across its menu.
+- processes: Train with FSDP on several processes of this machine, and compare with one process.
 - device: Check and weigh the suite on the device that JAX finds, such as a GPU.
 - target_prices: Price the step of any method for a target: by the target's rates, and by the cycles that XLA expects.
 - target_figures: Keep and show what programs take on targets: records, JSON, the table and its last lines.

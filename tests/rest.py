@@ -22,6 +22,7 @@ from programs import EVERY_PROGRAM, FILES
 EVERY_CASE: dict[str, str] = {
     "tests/laws/test_equal_to_vjp.py::test_vjp_pulls_back_as_jax_and_more_than_once": "what all else rests on",
     "tests/laws/test_sharding.py::test_on_four_devices": "one process asks all of its claims",
+    "tests/processes/test_processes.py": "two processes ask all of its cases",
     "tests/test_doctests.py": "each case is the examples of one file",
     "tests/test_story.py": "each case is a rule of layout, or a fault that it finds",
     "tests/test_written.py": "each case is a page",
@@ -86,6 +87,14 @@ NO_CASE_FOR: list[tuple[str, str, str]] = [
         "two processes: `partition/test_mincut.py` asks it of a plan for the CPU",
         "targets/test_plans.py",
         "a_plan_is_the_same_in_every_process",
+    ),
+    (
+        "a hundred steps on four processes take a minute; the end of the first one is told by JAX itself",
+        "processes/test_processes.py",
+        """
+        four_processes_train_as_one_does
+        the_death_of_the_first_ends_all
+        """,
     ),
     (
         "two processes: `test_keeper.py` has a second one find what the first compiled, by its fingerprint",

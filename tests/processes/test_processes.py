@@ -66,7 +66,9 @@ def line_of(text):
 ON_BOTH = "on the mesh {'data': 2} of devices [...], device"
 POLICY = "(('tanh', <CheckpointPolicy.MUST_{}: 'must {}'>),)"
 DIFFERENCES = {
-    "another_source": f"mul at {IN_TURN}:{line_of('* scale')} (loss_of.<locals>.loss) is not the same on process 1 as on process 0.",
+    "another_source": (
+        f"mul at {IN_TURN}:{line_of('* scale')} (loss_of.<locals>.loss) is not the same on process 1 as on process 0."
+    ),
     "another_shape": (
         "input 4 is `primal %4:float32[128,32]` (args[1]) on process 1, but `primal %4:float32[64,32]` on process 0."
     ),
