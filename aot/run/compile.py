@@ -16,7 +16,7 @@ from jointcut.aot.options.target import Target
 from jointcut.partition.errors import RoomError, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.program.jax import abstract, jaxprs
+from jointcut.partition.program.jax import abstract, jaxprs, processes
 from jointcut.wrappers.record import Record
 
 _BARRIER_PASS = "cse_barrier_expander"
@@ -50,7 +50,7 @@ def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Com
     Raises `RoomError` where XLA finds no room for it on a target that is not here.
     """
     if goal is None or goal.is_here:
-        return lowered.compile()
+        return lowered.compile(compiler_options=by_itself())
     try:
         return compiled_unseen(lowered) if goal.is_unseen_gpu else lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -60,6 +60,16 @@ def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Com
         what = f"takes {needed} for temporaries, more than XLA finds on {goal.name}, which has {has} a device."
         cure = "Give a budget, such as aot.function(budget='device'), or a smaller batch."
         raise RoomError(message("The step", what, cure), temp_bytes) from error
+
+
+def by_itself() -> dict[str, Any] | None:
+    """Return options with which a process compiles without the others; None where it does so anyway.
+
+    XLA divides the timing of kernels among the processes of GPUs, and each waits for the others' part. But the one that
+    plans compiles what the others compile later or never.
+    """
+    are_many = processes.are_many() and jax.default_backend() == "gpu"
+    return {"xla_gpu_shard_autotuning": False} if are_many else None
 
 
 def no_room(error: Exception) -> int | None:

@@ -109,10 +109,11 @@ def of_cut(run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits],
     def takes() -> Sequence[Any]:
         return residual_structs(jits)
 
-    last = functools.partial(jax.jit, backward, keep_unused=True)
+    jit = functools.partial(jax.jit, compiler_options=compiling.by_itself())
+    last = functools.partial(jit, backward, keep_unused=True)
     jitted = {
-        "step": jax.jit(step, keep_unused=keep, donate_argnums=donated(call, start)),
-        "forward": jax.jit(forward, keep_unused=keep),
+        "step": jit(step, keep_unused=keep, donate_argnums=donated(call, start)),
+        "forward": jit(forward, keep_unused=keep),
         "backward": last(donate_argnums=compiling.donated(run.halves)),
         "keeping backward": last(),
     }

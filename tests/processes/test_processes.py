@@ -8,9 +8,13 @@ import re
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from benchmarks.processes import NUMBER, differences, measured, together
+from jointcut.aot.run import compile
+from jointcut.partition.program.jax import processes
 
 HERE = Path(__file__).parent
 IN_TURN, KILLED = HERE / "asked_in_turn.py", HERE / "one_killed.py"
@@ -140,3 +144,13 @@ def test_four_processes_train_as_one_does():
     assert len({tuple(process["plans"]) for process in runs}) == 1
     assert len(runs[0]["plans"]) == 1
     assert max(differences(alone["losses"], [process["losses"] for process in runs])) <= 1e-6
+
+
+def test_on_gpus_a_process_compiles_without_waiting_for_the_kernels_that_others_time(monkeypatch):
+    lowered = jax.jit(jnp.sin).lower(1.0)
+    assert compile.by_itself() is None
+    monkeypatch.setattr(processes, "are_many", lambda: True)
+    assert compile.by_itself() is None
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert compile.by_itself() == {"xla_gpu_shard_autotuning": False}
+    assert compile.compiled(lowered, None)(0.0) == 0.0

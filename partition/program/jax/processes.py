@@ -69,10 +69,9 @@ def layout(x: Any) -> str:
         return ""
     if not isinstance(sharding := _sharding(x), jax.sharding.NamedSharding):
         return str(sharding)
-    mesh, parts = sharding.mesh, tuple(sharding.spec)
-    return (
-        f"{parts} on the mesh {dict(mesh.shape)} of devices {mesh.device_ids.ravel().tolist()}, {sharding.memory_kind}"
-    )
+    mesh: Any = sharding.mesh
+    devices = [device.id for device in mesh.devices.flat]
+    return f"{tuple(sharding.spec)} on the mesh {dict(mesh.shape)} of devices {devices}, {sharding.memory_kind}"
 
 
 def _processes(x: Any) -> set[int]:
