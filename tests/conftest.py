@@ -34,7 +34,7 @@ from jax._src import compiler
 from jax._src.interpreters import mlir
 
 from jointcut.aot.planning.budgets import searches
-from jointcut.aot.planning.budgets.rates import VARIABLE as RATES
+from jointcut.aot.planning.budgets.rates_file import VARIABLE as RATES
 from jointcut.aot.progress.progress import VARIABLE as PROGRESS
 
 EVERYTHING = "JOINTCUT_EVERY_PROGRAM" in os.environ

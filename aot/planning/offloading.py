@@ -22,7 +22,8 @@ from jointcut.aot.options.limits import default_device
 from jointcut.aot.options.options import Options, demands
 from jointcut.aot.options.policies import has_forms, read_policy, stored_forms
 from jointcut.aot.options.target import Target, backend_for, memory_for, rates_for
-from jointcut.aot.planning.budgets.rates import device_name, note, noted, on_a_thread, rates
+from jointcut.aot.planning.budgets.rates import device_name, on_a_thread, rates
+from jointcut.aot.planning.budgets.rates_file import note, noted
 from jointcut.aot.planning.budgets.scoped import bounded
 from jointcut.aot.progress.progress import Stage
 from jointcut.partition.bodies.read import read

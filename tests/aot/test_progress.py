@@ -164,7 +164,7 @@ def test_a_capture_shows_while_it_runs():
 
 
 def test_measuring_a_device_says_what_it_does(told, tmp_path, monkeypatch):
-    monkeypatch.setenv(measuring.VARIABLE, str(tmp_path / "rates.json"))
+    monkeypatch.setenv("JOINTCUT_RATES", str(tmp_path / "rates.json"))
     monkeypatch.setattr(measuring, "_KNOWN", {})
     monkeypatch.setattr(measuring, "_measure", lambda device: ROOFLINE)
     rates()

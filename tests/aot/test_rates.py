@@ -19,7 +19,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jointcut.aot.planning.budgets import link
+from jointcut.aot.planning.budgets import link, rates_file
 from jointcut.aot.planning.budgets import rates as measuring
 from jointcut.aot.planning.budgets.rates import Measured, rates
 from jointcut.partition.bodies.read import read
@@ -36,7 +36,7 @@ FIGURES = Roofline(1e12, 2e10, 3e9)
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A cache folder of the test's own, in a process that knows no rates yet."""
-    monkeypatch.delenv(measuring.VARIABLE)
+    monkeypatch.delenv("JOINTCUT_RATES")
     monkeypatch.setenv("JOINTCUT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(measuring, "_KNOWN", {})
     return tmp_path
@@ -290,7 +290,7 @@ def test_whoever_may_read_the_folder_may_read_the_file(folder, count):
 
 def test_processes_that_write_at_once_leave_one_whole_file(folder, count):
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: measuring._write(str(n), n * "x"), range(200)))
+        list(pool.map(lambda n: rates_file.write(str(n), n * "x"), range(200)))
     assert json.loads((folder / "rates.json").read_text()).items() <= {str(n): n * "x" for n in range(200)}.items()
     assert len(list(folder.iterdir())) == 1
 
@@ -353,7 +353,7 @@ def _told(known):
 
 
 def test_the_link_to_the_host_is_measured_once_and_noted(monkeypatch, tmp_path):
-    monkeypatch.setenv(measuring.VARIABLE, str(tmp_path / "rates.json"))
+    monkeypatch.setenv("JOINTCUT_RATES", str(tmp_path / "rates.json"))
     monkeypatch.setattr(link, "_KNOWN", {})
     measured = link.host_rate()
     assert measured == measuring.rounded(measured) > 0

@@ -8,6 +8,7 @@ search. Where no plan holds a budget, rows run block by block. `Pareto` shows th
 Files, in reading order:
 
     pareto: Show the cost of each budget.
+    rates_file: Keep what was measured of devices in a small file, which processes may share.
     rates: Measure how much a device computes and moves in a second.
     link: Measure how fast a device copies to its host's memory.
     attempts: Record the plans that a search for a budget tried, their memory by XLA's account, and the chosen one.

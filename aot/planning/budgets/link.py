@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from jointcut.aot.options.limits import default_device
-from jointcut.aot.planning.budgets.rates import device_name, note, noted, on_a_thread, rounded
+from jointcut.aot.planning.budgets.rates import device_name, on_a_thread, rounded
+from jointcut.aot.planning.budgets.rates_file import note, noted
 from jointcut.partition.errors import JointcutError, message
 from jointcut.partition.program.jax import abstract
 

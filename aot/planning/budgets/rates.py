@@ -19,7 +19,6 @@ a `jit`, and then computes nothing, or have settings that would distort the figu
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import math
 import os
@@ -27,10 +26,8 @@ import platform
 import statistics
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -40,8 +37,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcut.aot.cache.folder import locked
 from jointcut.aot.options.limits import default_device
+from jointcut.aot.planning.budgets.rates_file import ANY, file, read, there, undisturbed, write
 from jointcut.aot.progress.progress import Stage
 from jointcut.partition.errors import JointcutError, PlanError, message
 from jointcut.partition.figures import human_bytes
@@ -56,15 +53,11 @@ _KNOWN: dict[str, Roofline] = {}
 _LOCK = threading.Lock()
 _T = TypeVar("_T")
 
-#: The environment variable that names the file of rates, and the entry in it that holds for any device.
-VARIABLE, ANY = "JOINTCUT_RATES", "*"
-
 _DEPTH = 8  # exponentials in a chain, enough that computing takes longer than moving
 _BURST_S, _PAUSE_S = 0.15, 0.1  # length of a burst of runs, and of the pause between two
 _STEADY, _BETTER = 4, 0.97  # measuring ends after this number of bursts without a time below this share of the best
 _MOST_S = 4.0  # measuring ends after this time at the latest
 _WHEN, _MONTH_S = "measured_unix_s", 30 * 86_400  # key of the time in an entry of the file, and how long it counts
-_PATIENCE_S = 60.0  # a process waits this long for another one that measures
 _FASTER = 1.5  # a rate measured again replaces the noted one if it is higher by this factor
 _TRIES = 5  # number of runs of one op; the median counts
 
@@ -93,21 +86,21 @@ def rates(device: Any = None, *, anew: bool = False) -> Roofline:
 
 def _noted_or_measured(device: Any, name: str, anew: bool) -> Roofline:
     """Return the rates in the file, or else new ones, which are written there."""
-    entries = _read()
+    entries = read()
     fixed, noted = _rates_in(entries, ANY), _rates_in(entries, name)
     if fixed is not None and not anew:
         return fixed
     if noted is not None and not anew and _is_young(entries[name]):
         return noted
-    with _undisturbed():
-        theirs = _there() or {}
+    with undisturbed():
+        theirs = there() or {}
         if not anew and theirs.get(name) != entries.get(name) and (found := _rates_in(theirs, name)) is not None:
             return found  # another process has measured them meanwhile
         measured = _measured(device)
         if noted is not None and not anew:
             measured = _fastest(noted, measured)
         told = {rate: given for rate, given in asdict(measured).items() if rate != "host_bytes_per_s"}  # see `link`
-        _write(name, {**told, _WHEN: int(time.time())})
+        write(name, {**told, _WHEN: int(time.time())})
     return measured
 
 
@@ -115,6 +108,23 @@ def _fastest(noted: Roofline, measured: Roofline) -> Roofline:
     """Return the noted rates, or much higher new ones: other programs ran when those were measured first."""
     pairs = {name: (rate, getattr(measured, name)) for name, rate in asdict(noted).items()}
     return Roofline(**{n: new if old is None or new > _FASTER * old else old for n, (old, new) in pairs.items()})
+
+
+def _rates_in(entries: dict[str, Any], name: str) -> Roofline | None:
+    """Return the rates in an entry of the file, None where there are none."""
+    if name not in entries:
+        return None
+    try:
+        return Roofline(**{key: rate for key, rate in dict(entries[name]).items() if key != _WHEN})
+    except (TypeError, ValueError, PlanError):
+        _LOG.warning("Rates are measured anew, since the entry %r of %s holds none.", name, file())
+        return None
+
+
+def _is_young(entry: dict[str, Any]) -> bool:
+    """Whether an entry was measured within a month, and not in the future, as after a clock was put back."""
+    when = entry.get(_WHEN)
+    return isinstance(when, int | float) and 0 <= time.time() - when < _MONTH_S
 
 
 def device_name(device: Any) -> str:
@@ -232,101 +242,6 @@ def on_a_thread(function: Callable[[], _T]) -> _T:
     """Run a function on a new thread, free of the caller's traces and `with` blocks."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
-
-
-# --------------------------------------------------------------------------------------------------- the file
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let other processes that share the file wait, where its folder can be locked."""
-    with ExitStack() as stack:
-        with suppress(OSError, RuntimeError):
-            path = _file()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = path.with_name(f"{path.name}.lock")
-            stack.enter_context(locked(lock.parent, lock.name, _PATIENCE_S))
-            stack.callback(lock.unlink, missing_ok=True)
-        yield
-
-
-def _there() -> dict[str, Any] | None:
-    """Return the entries beside which another may be written: none of a missing or empty file, None for other texts."""
-    try:
-        entries = json.loads(_file().read_text("utf-8") or "{}")
-    except FileNotFoundError:
-        return {}
-    except (OSError, RuntimeError, ValueError):
-        return None
-    return entries if isinstance(entries, dict) else None
-
-
-def noted(name: str) -> Any:
-    """Return the file's entry under a name; None where there is none."""
-    return _read().get(name)
-
-
-def note(name: str, entry: Any) -> None:
-    """Write an entry to the file, unless somebody wrote one there for any device."""
-    if ANY not in _read():
-        with _undisturbed():
-            _write(name, entry)
-
-
-def _file() -> Path:
-    if named := os.environ.get(VARIABLE):
-        return Path(named).expanduser()
-    if folder := os.environ.get("JOINTCUT_CACHE_DIR"):
-        return Path(folder) / "rates.json"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jointcut" / "rates.json"
-
-
-def _read() -> dict[str, Any]:
-    """Return the entries of the file by name; none where there is no file, or it cannot be read."""
-    try:
-        return dict(json.loads(_file().read_text("utf-8") or "{}"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, RuntimeError, ValueError, TypeError) as error:
-        what = (
-            f"the file that should hold them cannot be read: {error}. It is left as it is: remove it, or name another"
-        )
-        _LOG.warning("Rates are measured anew, since %s file by %s.", what, VARIABLE)
-        return {}
-
-
-def _rates_in(entries: dict[str, Any], name: str) -> Roofline | None:
-    """Return the rates in an entry of the file, None where there are none."""
-    if name not in entries:
-        return None
-    try:
-        return Roofline(**{key: rate for key, rate in dict(entries[name]).items() if key != _WHEN})
-    except (TypeError, ValueError, PlanError):
-        _LOG.warning("Rates are measured anew, since the entry %r of %s holds none.", name, _file())
-        return None
-
-
-def _is_young(entry: dict[str, Any]) -> bool:
-    """Whether an entry was measured within a month, and not in the future, as after a clock was put back."""
-    when = entry.get(_WHEN)
-    return isinstance(when, int | float) and 0 <= time.time() - when < _MONTH_S
-
-
-def _write(name: str, entry: Any) -> None:
-    """Write an entry beside those that are in the file, atomically, where that is allowed."""
-    if (entries := _there()) is None:
-        return
-    try:
-        path = _file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        try:
-            draft.write_text(json.dumps({**entries, name: entry}, indent=2), "utf-8")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except (OSError, RuntimeError) as error:
-        _LOG.info("Rates are not kept for the next process: %s", error)
 
 
 # ------------------------------------------------------------------------------------------------- op by op
