@@ -89,11 +89,12 @@ NO_CASE_FOR: list[tuple[str, str, str]] = [
         "a_plan_is_the_same_in_every_process",
     ),
     (
-        "a hundred steps on four processes take a minute; the end of the first one is told by JAX itself",
+        "a hundred steps on four processes take a minute; those of `make test` ask the same of two, for one step",
         "processes/test_processes.py",
         """
         four_processes_train_as_one_does
         the_death_of_the_first_ends_all
+        the_program_of_the_page_runs_on_two_processes_as_it_stands
         """,
     ),
     (

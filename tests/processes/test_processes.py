@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.processes import NUMBER, differences, measured, together
+from fences import ROOT, examples
 from jointcut.aot.run import compile
 from jointcut.partition.program.jax import processes
 
@@ -137,6 +138,16 @@ def test_the_death_of_the_first_ends_all():
     assert first.code == -9
     assert second.code != 0
     assert GONE.replace("1", "0") in second.err or "JAX distributed service detected fatal errors" in second.err
+
+
+def test_the_program_of_the_page_runs_on_two_processes_as_it_stands(tmp_path):
+    (example,) = examples(ROOT / "docs" / "many-devices.md")
+    begins = "import sys\nfrom benchmarks.processes import join\njoin(*map(int, sys.argv[1:]))\n"
+    script = tmp_path / "train.py"
+    script.write_text(f"{begins}{example.code}\nassert jax.process_count() == 2\nprint(losses)\n")
+    first, second = run(script, 2, 60)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert first.out.splitlines()[-1] == second.out.splitlines()[-1]
 
 
 def test_four_processes_train_as_one_does():
