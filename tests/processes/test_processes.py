@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.processes import NUMBER, differences, measured, together
 from fences import ROOT, examples
+from jointcut.aot.planning import agreed
 from jointcut.aot.run import compile
 from jointcut.partition.program.jax import processes
 
@@ -165,3 +166,10 @@ def test_on_gpus_a_process_compiles_without_waiting_for_the_kernels_that_others_
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert compile.by_itself() == {"xla_gpu_shard_autotuning": False}
     assert compile.compiled(lowered, None)(0.0) == 0.0
+
+
+def test_a_long_text_is_shown_from_shortly_before_the_place_where_it_differs():
+    long = 300 * "x"
+    shown = [*agreed._apart(f"{long}a{long}", f"{long}b")]
+    assert shown == [f"`...{20 * 'x'}a{79 * 'x'}...`", f"`...{20 * 'x'}b`"]
+    assert [*agreed._apart(None, "some")] == ["missing", "`some`"]
