@@ -53,7 +53,10 @@ class Accelerator(Roofline):
         if op.payload is None:
             return self._rate({graph.values[v].dtype for v in op.inputs})
         parts = [
-            (count, self._rate({v.aval.dtype.name for v in eqn.invars}, str(eqn.params.get("precision"))))
+            (
+                count,
+                self._rate({str(getattr(v.aval, "dtype", "")) for v in eqn.invars}, str(eqn.params.get("precision"))),
+            )
             for eqn, count in products(op.payload)
         ]
         return sum(count for count, _ in parts) / sum(count / rate for count, rate in parts)
