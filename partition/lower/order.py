@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jointcut.partition.lower.roots import waiting_roots
 from jointcut.partition.plans.backend import ends_chain
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
@@ -223,7 +224,11 @@ class _Scheduler:
             return ()
         late = (self.repeated(v, op.region) for v in demands if roots and self.sides.is_late(v))
         anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
-        return () if anchor is None else tuple((v, progress.wait(v, anchor)) for v in roots)
+        if anchor is None:
+            return ()
+        near = {v for v in reads if progress.is_near(v)}
+        chosen = waiting_roots(self.graph, [(o, self.inputs(o)) for o in waiting], dict.fromkeys(roots), near)
+        return tuple((v, progress.wait(v, anchor)) for v in chosen)
 
     def is_fused(self, op: Op, again: Iterable[int], roots: Collection[int]) -> bool:
         """Whether XLA fuses the ops recomputed before an elementwise op of the backward into it.

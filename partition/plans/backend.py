@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jointcut.partition.program.graph import Graph, Op, Value
+from jointcut.partition.program.graph import STEP, Graph, Op, Value
 from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.program.primitives import (
     CALLS,
@@ -22,11 +22,15 @@ from jointcut.partition.program.primitives import (
     LIBRARY,
     PACKING,
     REDUCTIONS,
+    RENAMING,
     RESHAPING,
     SCATTERS,
 )
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sides import Sides
+
+#: Ops that give a part of a value, or the value in another order.
+VIEWS = RENAMING | {"slice", "transpose"}
 
 #: Ops of an elementwise chain.
 _CHAIN = ELEMENTWISE | CALLS | RESHAPING
@@ -270,9 +274,18 @@ def scattered_bytes(graph: Graph) -> int:
 
 
 def ends_chain(graph: Graph, v: int) -> bool:
-    """Whether a value is made by an elementwise op, a call, or a change of shape."""
-    maker = graph.values[v].maker
-    return maker is not None and graph.ops[maker].name in _CHAIN
+    """Whether a value is made by an elementwise op, a call, or a change of shape, and is no part of an input.
+
+    A sharded weight that is written would be gathered for the reader, and once more for others.
+    """
+    maker = graph.maker_of(v)
+    return maker is not None and maker.name in _CHAIN and not is_input(graph, v)
+
+
+def is_input(graph: Graph, v: int) -> bool:
+    """Whether a value is an input of the program, a step of one, or a part of one."""
+    maker = graph.maker_of(v)
+    return maker is None or (maker.name in {*VIEWS, STEP} and all(is_input(graph, v) for v in maker.inputs))
 
 
 def _spread(graph: Graph, saved: Collection[int], again: Collection[int]) -> set[int]:
