@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jointcut.partition.lower.roots import waiting_roots
-from jointcut.partition.plans.backend import ends_chain
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy, light, rerunnable
@@ -226,9 +225,10 @@ class _Scheduler:
         anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
         if anchor is None:
             return ()
-        near = {v for v in reads if progress.is_near(v)}
-        chosen = waiting_roots(self.graph, [(o, self.inputs(o)) for o in waiting], dict.fromkeys(roots), near)
-        return tuple((v, progress.wait(v, anchor)) for v in chosen)
+        if self.backend.several:
+            near = {v for v in reads if progress.is_near(v)}
+            roots = waiting_roots(self.graph, [(o, self.inputs(o)) for o in waiting], dict.fromkeys(roots), near)
+        return tuple((v, progress.wait(v, anchor)) for v in roots)
 
     def is_fused(self, op: Op, again: Iterable[int], roots: Collection[int]) -> bool:
         """Whether XLA fuses the ops recomputed before an elementwise op of the backward into it.
@@ -290,7 +290,7 @@ class _Scheduler:
     def written(self, op: Op, progress: Progress) -> tuple[int, ...]:
         """The operands of an op that end elementwise chains of the backward in the same region."""
         here = (v for v in dict.fromkeys(op.inputs) if self.graph.values[v].loop == progress.loop)
-        return tuple(v for v in here if v not in self.saved and ends_chain(self.graph, v))
+        return tuple(v for v in here if v not in self.saved and self.backend.ends_chain(self.graph, v))
 
     def demands(self, op: Op) -> tuple[int, ...]:
         """The values that an op reads at its own level; for a loop, also those that its body reads from there."""
