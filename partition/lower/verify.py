@@ -76,7 +76,7 @@ def joined(halves: Halves, count: int) -> Any | None:
     of the user's, before which no other stands. None for halves with effects or hooks.
     """
     (forward, _), (backward, _) = jaxprs.opened(halves.forward), jaxprs.opened(halves.backward)
-    if forward.effects or backward.effects or hooks_in(backward.eqns):
+    if forward.effects or backward.effects or any(hooks_in(backward.eqns)):
         return None
     results, start = forward.outvars[:count], len(halves.residuals)
     given = [*routed(halves.residuals, forward.invars, forward.outvars, count), *backward.invars[start:]]
