@@ -222,12 +222,11 @@ class _Scheduler:
         if not whole and self.is_fused(op, again, roots):
             return ()
         late = (self.repeated(v, op.region) for v in demands if roots and self.sides.is_late(v))
-        anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
-        if anchor is None:
+        if (anchor := max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)) is None:
             return ()
         if self.backend.several:
-            near = {v for v in reads if progress.is_near(v)}
-            roots = waiting_roots(self.graph, [(o, self.inputs(o)) for o in waiting], dict.fromkeys(roots), near)
+            near, ops = {v for v in reads if progress.is_near(v)}, [(o, self.inputs(o)) for o in waiting]
+            roots = waiting_roots(self.graph, ops, dict.fromkeys(roots), near)
         return tuple((v, progress.wait(v, anchor)) for v in roots)
 
     def is_fused(self, op: Op, again: Iterable[int], roots: Collection[int]) -> bool:
@@ -375,8 +374,7 @@ class _Scheduler:
 
     def around(self, op: Op) -> Op | None:
         """The scan in whose body an op stands."""
-        scan = self.graph.regions[op.region].holder
-        return None if scan is None else self.graph.ops[scan]
+        return None if (scan := self.graph.regions[op.region].holder) is None else self.graph.ops[scan]
 
     def repeated(self, v: int, region: int) -> int:
         """The value that a cotangent repeats, or the cotangent itself: a barrier would write all repetitions out.
@@ -399,5 +397,4 @@ class _Scheduler:
 
     def made_by(self, v: int) -> int:
         """The op that makes a value, as a place in program order; inputs come first."""
-        maker = self.graph.values[v].maker
-        return -1 if maker is None else maker
+        return -1 if (maker := self.graph.values[v].maker) is None else maker
