@@ -19,6 +19,7 @@ Files, in reading order:
 - floors: Compare the least peak that a budget finds with the least of `jax.checkpoint`, once and nested.
 - tiles: Put budgets below the floor: a quarter and a tenth of plain JAX's activations, which no residuals hold.
 - below_floor: Weigh and time steps whose rows run in blocks, since one array is the peak of plain JAX.
+- default_blocks: Weigh the default of a GPU or TPU where one array is large, with rows in blocks and without.
 - firststep: Time the first step under a budget, search included, beside plain JAX's, and count compilations.
 - predicted: Compare the predicted peak of temporaries with XLA's, for each program and plans across its menu.
 - processes: Train with FSDP on several processes of this machine, and compare with one process.

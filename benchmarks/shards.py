@@ -10,11 +10,9 @@ budgets, as shares of plain JAX's activations.
 
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +27,22 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.measure import memory_of, wide_console
+from benchmarks.parallel import (
+    HEADS,
+    Moves,
+    Weights,
+    arguments,
+    block,
+    in_words,
+    listed,
+    moves,
+    relative_error,
+    through,
+)
 from jointcut import aot
 
 RESULT = Path(__file__).parent / "results" / "shards.json"
 BUDGETS = 0.5, 0.25
-LAYERS, ROWS, TIME, WIDTH, HEADS = 6, 64, 64, 64, 4  # rows for all devices
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
-_BYTES = {"f32": 4, "bf16": 2, "pred": 1, "s32": 4, "u32": 4}
-Weights = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -57,37 +63,14 @@ class Row:
     inside: int
     within: list[int | None]
     error: float
-    plain_moves: dict[str, tuple[int, int]]
-    our_moves: dict[str, tuple[int, int]]
-
-
-def norm(x: Array) -> Array:
-    """Layer norm without weights."""
-    return (x - jnp.mean(x, -1, keepdims=True)) * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5)
-
-
-def block(x: Array, w: Weights, heads: int, whole: Callable[[Array], Array] = lambda x: x) -> Array:
-    """Self-attention and an MLP, each added to the stream `(rows, time, width)`; `whole` adds up parts of a sum."""
-    q, k, v = ((norm(x) @ w["qkv"][i]).reshape(*x.shape[:2], heads, -1) for i in range(3))
-    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / (WIDTH // HEADS) ** 0.5)
-    mixed = jnp.einsum("bhts,bshd->bthd", weights, v).reshape(*x.shape[:2], -1)
-    x = x + whole(mixed @ w["out"])
-    return x + whole(jax.nn.gelu(norm(x) @ w["up"]) @ w["down"])
-
-
-def through(layer: Callable[[Array, Weights], Array], weights: Weights, x: Array, is_scan: bool) -> Array:
-    """All layers, in a scan or written one after the other."""
-    if is_scan:
-        return lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0]
-    for i in range(LAYERS):
-        x = layer(x, jax.tree.map(lambda w, i=i: w[i], weights))
-    return x
+    plain_moves: Moves
+    our_moves: Moves
 
 
 def data_parallel(is_scan: bool, weights: Weights, x: Array) -> Array:
     """Every device has all weights and a part of the batch."""
     layer = partial(block, heads=HEADS)
-    return lax.pmean(jnp.mean(jnp.square(through(layer, weights, x, is_scan))), "d")
+    return lax.pmean(jnp.mean(jnp.square(through(layer, weights if is_scan else listed(weights), x))), "d")
 
 
 def fsdp(is_scan: bool, weights: Weights, x: Array) -> Array:
@@ -96,13 +79,13 @@ def fsdp(is_scan: bool, weights: Weights, x: Array) -> Array:
     def layer(x: Array, w: Weights) -> Array:
         return block(x, jax.tree.map(lambda v: lax.all_gather(v, "d", axis=v.ndim - 1, tiled=True), w), HEADS)
 
-    return lax.pmean(jnp.mean(jnp.square(through(layer, weights, x, is_scan))), "d")
+    return lax.pmean(jnp.mean(jnp.square(through(layer, weights if is_scan else listed(weights), x))), "d")
 
 
 def tensor_parallel(is_scan: bool, weights: Weights, x: Array) -> Array:
     """Two groups have a part of the batch each; the four devices of a group have a head and a quarter of the MLP."""
     layer = partial(block, heads=HEADS // 4, whole=lambda x: lax.psum(x, "m"))
-    return lax.pmean(jnp.mean(jnp.square(through(layer, weights, x, is_scan))), "d")
+    return lax.pmean(jnp.mean(jnp.square(through(layer, weights if is_scan else listed(weights), x))), "d")
 
 
 LAST, ALL = P(None, None, "d"), P()
@@ -117,15 +100,6 @@ WAYS: dict[str, tuple[Any, tuple[int, ...], tuple[str, ...], Any, Any]] = {
         P("d"),
     ),
 }
-
-
-def arguments() -> tuple[Weights, Array]:
-    """Weights and a batch."""
-    keys = jax.random.split(jax.random.key(0), 5)
-    shapes = {"qkv": (3, WIDTH, WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-    pairs = zip(shapes.items(), keys, strict=False)
-    weights = {name: 0.1 * jax.random.normal(key, (LAYERS, *shape)) for (name, shape), key in pairs}
-    return weights, jax.random.normal(keys[-1], (ROWS, TIME, WIDTH))
 
 
 def measure(name: str, is_scan: bool) -> Row:
@@ -144,14 +118,13 @@ def measure(name: str, is_scan: bool) -> Row:
     steps = [jax.jit(jax.value_and_grad(f)).lower(weights, x).compile() for f in (plain, inside)]
     ours = cut.trace(weights, x).partition().compile()
     want, got = steps[0](weights, x)[1], cut.value_and_grad(weights, x)[1]
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
     return Row(
         f"{name}, {'scan' if is_scan else 'unrolled'}",
         memory_of(steps[0]).temp,
         ours.memory.step.temp_bytes,
         memory_of(steps[1]).temp,
         [within(laid(partial(body, is_scan)), budget, weights, x) for budget in BUDGETS],
-        max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs),
+        relative_error(got, want),
         moves(steps[0].as_text()),
         moves(ours.cut.jits.compiled("step").as_text()),
     )
@@ -165,17 +138,6 @@ def within(function: Callable[..., Any], budget: float, *args: Any) -> int | Non
         return None
 
 
-def moves(text: str) -> dict[str, tuple[int, int]]:
-    """The collectives in the text of a compiled program: how many there are of each, and the bytes that they make."""
-    found: dict[str, tuple[int, int]] = {}
-    for types, name in re.findall(rf"= (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", text):
-        shapes = re.findall(r"(\w+)\[([\d,]*)\]", types)
-        size = sum(_BYTES.get(dtype, 4) * prod(int(n) for n in dims.split(",") if n) for dtype, dims in shapes)
-        number, total = found.get(name, (0, 0))
-        found[name] = number + 1, total + size
-    return found
-
-
 def table_of(rows: list[Row]) -> Table:
     """A line for each program."""
     table = Table(
@@ -187,9 +149,7 @@ def table_of(rows: list[Row]) -> Table:
     for row in rows:
         taken = (row.ours, row.inside, *row.within)
         shares = ("refused" if size is None else f"{size / row.plain:.2f}" for size in taken)
-        texts = (
-            ", ".join(f"{n} {k} {b / 1e3:.0f} kB" for k, (n, b) in m.items()) for m in (row.plain_moves, row.our_moves)
-        )
+        texts = map(in_words, (row.plain_moves, row.our_moves))
         table.add_row(row.name, f"{row.plain / 1e6:.1f} MB", *shares, f"{row.error:.0e}", *texts)
     return table
 

@@ -91,8 +91,8 @@ class Options(Record):
         target: the device that everything is planned and compiled for, or its name; see `aot.target`. The default is
             the target of the `with` statement around the trace, or the one on whose devices the arguments lie, or
             else JAX's default device.
-        tiles: whether rows may run in blocks where a budget asks for it, or a dict from paths of arguments to numbers
-            of blocks, in which the rows along their first axis run.
+        tiles: whether rows may run in blocks, where a budget asks for it or the model of a GPU or TPU gains by it; or a
+            dict from paths of arguments to numbers of blocks, in which the rows along their first axis run.
     """
 
     argnums: int | Sequence[int] = 0

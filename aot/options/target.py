@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -271,7 +271,9 @@ def _of_chip(chip: Chip, count: int) -> Target:
 
 def backend_for(goal: Target | None) -> Backend:
     """Return the compiler's properties for a target, or for JAX's default device."""
-    return Backend.here() if goal is None else Backend.of((goal.platform,))
+    if goal is None:
+        return Backend.here()
+    return replace(Backend.of((goal.platform,)), several=goal.count > 1)
 
 
 def rates_for(goal: Target | None) -> Roofline | None:

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.options.limits import Budget, Limit, limit
-from jointcut.aot.options.options import Options, wanted_plan, with_budget
+from jointcut.aot.options.options import DEFAULT, Options, wanted_plan, with_budget
 from jointcut.aot.options.policies import has_forms
 from jointcut.aot.options.target import backend_for, with_excess_logged
 from jointcut.aot.planning.budgets.attempts import Fitted
@@ -29,6 +29,7 @@ from jointcut.aot.planning.budgets.inexact import FORM, WORTH, Examples, Roundin
 from jointcut.aot.planning.budgets.pareto import Pareto, ParetoPoint
 from jointcut.aot.planning.budgets.searches import Lookup, Wanted, room_within, settled, summary
 from jointcut.aot.planning.budgets.tiling import Priced, Tilings, asked, data_of
+from jointcut.aot.planning.budgets.unasked import unasked
 from jointcut.aot.planning.offloading import on_devices, problem_for
 from jointcut.aot.planning.weighing import Answer, Weighing
 from jointcut.aot.progress.progress import Stage
@@ -175,6 +176,8 @@ class Request:
         if how.budget is None:
             forms = () if how.keeps_forms else self.forms
             answer = (self.alone if forms == self.forms else replace(self.alone, forms=forms))._by(how.strategy)
+            if how.strategy == DEFAULT and (program := self._in_unasked_blocks(answer)) is not None:
+                return self._with(program).answered(strategy)
             if self.options.error is None or how.keeps_forms:
                 return answer
             unused = GradientError(self.options.error, unused="there is no budget for which it could be")
@@ -235,7 +238,7 @@ class Request:
         """Return the cut whose compiled step holds a budget; unless it is `to_run`, weighing is enough."""
         start = time.perf_counter()
         search = search or (lambda request: request._settled(budget, self, to_run))
-        fitted = self._tiled(budget, search, to_run) if self._may_tile(budget) else search(self)
+        fitted = self._tiled(budget, search, to_run) if budget.fraction != 0.0 and self._may_tile() else search(self)
         found, cut_ms = fitted.measured.made, 1e3 * (time.perf_counter() - start)
         return found.chosen(fitted, cut_ms)
 
@@ -257,9 +260,18 @@ class Request:
             known[name] = program.roles.tiles
             return fitted
 
-    def _may_tile(self, budget: Limit) -> bool:
-        """Whether rows may run in blocks for a budget: rows that lie on several devices do not."""
-        if self.options.tiles is False or not self.program.is_train or budget.fraction == 0.0:
+    def _in_unasked_blocks(self, answer: Answer) -> Joint | None:
+        """The program with rows in blocks, if the model of the device finds that smaller and no slower."""
+        if self.program.roles.tiles or self.options.tiles is not True or not self._may_tile():
+            return None
+        data = data_of(self.program, self.differentiated)
+        with runtime.paused_collection():
+            problem = answer.split.problem
+            return unasked(problem, answer.plan, self.program, lambda program: self._with(program).problem, data)
+
+    def _may_tile(self) -> bool:
+        """Whether rows may run in blocks: rows that lie on several devices do not."""
+        if self.options.tiles is False or not self.program.is_train:
             return False
         if (mesh := meshes.manual_mesh()) is not None:
             return set(mesh.manual_axes) == set(mesh.axis_names)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.options.options import Options
+from jointcut.aot.options.target import backend_for
 from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.pullback import Run
@@ -50,8 +51,13 @@ class Open:
 
     def run(self, which: str, flat: Sequence[Any]) -> list[Any]:
         """Run a program as `Programs.run` does."""
-        ones = self.call.ones() if which == "step" else []
-        results, count = self.forward(*flat), len(self.call.results.avals)
+        ones, count = self.call.ones() if which == "step" else [], len(self.call.results.avals)
+        if which == "step" and self.is_plain and backend_for(self.call.options.goal).several:
+            both = verify.joined(self.halves, count)
+            if both is not None:
+                results = runtime.evaluate(both, *flat, *ones)
+                return [*without(results[:count], self.left_out), *results[count:]]
+        results = self.forward(*flat)
         outputs = without(results[:count], self.left_out)
         if which == "forward":
             return [*outputs, *results[count:]]

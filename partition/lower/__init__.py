@@ -7,6 +7,7 @@ program, and a user's passes rewrite them before XLA sees them. To add a step, o
 
 Files, in reading order:
 
+    roots: Choose the values that recomputed ops wait by: as few as hold all of these ops back.
     order: Order the backward so that a recomputed value lives briefly.
     steps: Define the steps of a schedule: ops that run, and values that wait, move or are kept.
     listing: The schedule: the steps of both halves, in the order in which they run, and its text.

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jointcut.partition.plans.backend import ends_chain
+from jointcut.partition.lower.roots import waiting_roots
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy, light, rerunnable
@@ -222,8 +222,12 @@ class _Scheduler:
         if not whole and self.is_fused(op, again, roots):
             return ()
         late = (self.repeated(v, op.region) for v in demands if roots and self.sides.is_late(v))
-        anchor = max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)
-        return () if anchor is None else tuple((v, progress.wait(v, anchor)) for v in roots)
+        if (anchor := max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)) is None:
+            return ()
+        if self.backend.several:
+            near, ops = {v for v in reads if progress.is_near(v)}, [(o, self.inputs(o)) for o in waiting]
+            roots = waiting_roots(self.graph, ops, dict.fromkeys(roots), near)
+        return tuple((v, progress.wait(v, anchor)) for v in roots)
 
     def is_fused(self, op: Op, again: Iterable[int], roots: Collection[int]) -> bool:
         """Whether XLA fuses the ops recomputed before an elementwise op of the backward into it.
@@ -285,7 +289,7 @@ class _Scheduler:
     def written(self, op: Op, progress: Progress) -> tuple[int, ...]:
         """The operands of an op that end elementwise chains of the backward in the same region."""
         here = (v for v in dict.fromkeys(op.inputs) if self.graph.values[v].loop == progress.loop)
-        return tuple(v for v in here if v not in self.saved and ends_chain(self.graph, v))
+        return tuple(v for v in here if v not in self.saved and self.backend.ends_chain(self.graph, v))
 
     def demands(self, op: Op) -> tuple[int, ...]:
         """The values that an op reads at its own level; for a loop, also those that its body reads from there."""
@@ -370,8 +374,7 @@ class _Scheduler:
 
     def around(self, op: Op) -> Op | None:
         """The scan in whose body an op stands."""
-        scan = self.graph.regions[op.region].holder
-        return None if scan is None else self.graph.ops[scan]
+        return None if (scan := self.graph.regions[op.region].holder) is None else self.graph.ops[scan]
 
     def repeated(self, v: int, region: int) -> int:
         """The value that a cotangent repeats, or the cotangent itself: a barrier would write all repetitions out.
@@ -394,5 +397,4 @@ class _Scheduler:
 
     def made_by(self, v: int) -> int:
         """The op that makes a value, as a place in program order; inputs come first."""
-        maker = self.graph.values[v].maker
-        return -1 if maker is None else maker
+        return -1 if (maker := self.graph.values[v].maker) is None else maker

@@ -13,10 +13,12 @@ import jax
 
 from jointcut.partition.errors import VerifyError, message
 from jointcut.partition.lower.emit import Halves
+from jointcut.partition.plans.backend import VIEWS
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import abstract, barriers, jaxprs, runtime
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.hooks import hooks_in, refused_in_vmap
+from jointcut.partition.rewrite.simplify import merged_among, renamed
 
 _REPORT = "This is a fault of jointcut: please report the program that shows it."
 
@@ -67,14 +69,46 @@ def run_backward(halves: Halves, residuals: Sequence[Any], cotangents: Sequence[
         return runtime.evaluate(halves.backward, *flat)
 
 
+def joined(halves: Halves, count: int) -> Any | None:
+    """Both halves as one program of primals and cotangents, in which they take equal parts of a value once.
+
+    A sharded weight of which each half takes its own part would be gathered for each. The forward has `count` outputs
+    of the user's, before which no other stands. None for halves with effects or hooks.
+    """
+    (forward, _), (backward, _) = jaxprs.opened(halves.forward), jaxprs.opened(halves.backward)
+    if forward.effects or backward.effects or any(hooks_in(backward.eqns)):
+        return None
+    results, start = forward.outvars[:count], len(halves.residuals)
+    given = [*routed(halves.residuals, forward.invars, forward.outvars, count), *backward.invars[start:]]
+    late = [n for n in _late(halves.residuals, range(len(given))) if halves.waits and _may_wait(given[n])]
+    waits, held = barriers.barrier([given[n] for n in late]) if late else (None, [])
+    for n, v in zip(late, held, strict=True):
+        given[n] = v
+    eqns, gradients = renamed(backward, dict(zip(backward.invars, given, strict=True)))
+    made = [v for eqn in (*forward.eqns, *eqns) for v in eqn.outvars if not jaxprs.is_dropped(v)]
+    assert len(made) == len(set(made)), "the halves share no variable"
+    both = [*forward.eqns, *([] if waits is None else [waits]), *eqns]
+    closed = jaxprs.build([*forward.invars, *backward.invars[start:]], [*results, *gradients], both)
+    return jaxprs.ClosedJaxpr(merged_among(jaxprs.opened(closed)[0], VIEWS), [])
+
+
+def _may_wait(atom: Any) -> bool:
+    return not isinstance(atom, jaxprs.Literal) and abstract.is_plain(atom.aval)
+
+
+def _late(residuals: Sequence[Any], places: Iterable[int]) -> list[int]:
+    """The places in `places` of inputs of a backward that are no inputs of the program."""
+    early = {i for i, r in enumerate(residuals) if r.kind == "input"}
+    return [n for n, i in enumerate(places) if i not in early]
+
+
 def waited(residuals: Sequence[Any], places: Iterable[int], given: Sequence[Any]) -> list[Any]:
     """Put a barrier on the arrays `given` to a backward at some `places` of its inputs; its `residuals` come first.
 
     So no op of the backward is merged with the forward, or starts before it ends. Inputs of the program do not wait.
     """
     flat = list(given)
-    early = {i for i, r in enumerate(residuals) if r.kind == "input"}
-    late = [n for n, i in enumerate(places) if i not in early and abstract.is_plain(jax.typeof(flat[n]))]
+    late = [n for n in _late(residuals, places) if abstract.is_plain(jax.typeof(flat[n]))]
     for n, x in zip(late, barriers.held([flat[n] for n in late]), strict=True):
         flat[n] = x
     return flat

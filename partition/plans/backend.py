@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jointcut.partition.program.graph import Graph, Op, Value
+from jointcut.partition.program.graph import STEP, Graph, Op, Value
 from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.program.primitives import (
     CALLS,
@@ -22,11 +22,15 @@ from jointcut.partition.program.primitives import (
     LIBRARY,
     PACKING,
     REDUCTIONS,
+    RENAMING,
     RESHAPING,
     SCATTERS,
 )
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sides import Sides
+
+#: Ops that give a part of a value, or the value in another order.
+VIEWS = RENAMING | {"slice", "transpose"}
 
 #: Ops of an elementwise chain.
 _CHAIN = ELEMENTWISE | CALLS | RESHAPING
@@ -65,6 +69,8 @@ class Backend:
         remats: whether the compiler computes again by itself where the device has too little memory. It does not do so
             across the barriers of a plan.
         calibration: the compiler's bytes of temporaries for each byte of a replay, at the median.
+        several: whether values may lie over several devices. A sharded value that waits is gathered anew, so as few
+            values wait as hold an op back; see `lower/roots`.
     """
 
     name: str
@@ -83,11 +89,12 @@ class Backend:
     puts_off: bool = False
     remats: bool = False
     calibration: float = 1.25
+    several: bool = False
 
     @classmethod
     def here(cls) -> Backend:
         """The backend that JAX compiles for by default."""
-        return cls.of((jax.default_backend(),))
+        return replace(cls.of((jax.default_backend(),)), several=jax.device_count() > 1)
 
     @classmethod
     def of(cls, platforms: Sequence[str]) -> Backend:
@@ -108,9 +115,18 @@ class Backend:
         """
         top = [op for op in graph.ops if graph.loop_of(op) in graph.once]
         read = {v for op in top if op.name in self.read_written for v in op.inputs}
-        chained = {v for v in read if graph.values[v].maker in again and ends_chain(graph, v)}
+        chained = {v for v in read if graph.values[v].maker in again and self.ends_chain(graph, v)}
         spread = {v for op in top if op.name in self.spreading and op.origin is Side.FORWARD for v in op.inputs}
         return frozenset(chained | (spread & _spread(graph, saved, again) if spread else spread))
+
+    def ends_chain(self, graph: Graph, v: int) -> bool:
+        """Whether a value is made by an elementwise op, a call, or a change of shape.
+
+        Over several devices a part of an input is no such value: one that is written would be gathered for its reader,
+        and once more for others.
+        """
+        maker = graph.maker_of(v)
+        return maker is not None and maker.name in _CHAIN and not (self.several and is_input(graph, v))
 
     def written_sums(self, graph: Graph, sides: Sides, saved: Collection[int]) -> frozenset[int]:
         """Values that the halves write to memory: ends of chains that read many arrays, and sums of cotangents.
@@ -269,10 +285,10 @@ def scattered_bytes(graph: Graph) -> int:
     return sum(max((graph.values[v].bytes for v in op.inputs), default=0) for op in scatters)
 
 
-def ends_chain(graph: Graph, v: int) -> bool:
-    """Whether a value is made by an elementwise op, a call, or a change of shape."""
-    maker = graph.values[v].maker
-    return maker is not None and graph.ops[maker].name in _CHAIN
+def is_input(graph: Graph, v: int) -> bool:
+    """Whether a value is an input of the program, a step of one, or a part of one."""
+    maker = graph.maker_of(v)
+    return maker is None or (maker.name in {*VIEWS, STEP} and all(is_input(graph, v) for v in maker.inputs))
 
 
 def _spread(graph: Graph, saved: Collection[int], again: Collection[int]) -> set[int]:

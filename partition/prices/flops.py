@@ -7,7 +7,7 @@ the equation ran alone; `is_fused` names the primitives that move none.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jointcut.partition.prices.counts import PER_ELEMENT, Arrays, Work, counted
@@ -73,6 +73,23 @@ def work(eqn: jaxprs.Equation) -> Work | None:
     if name in BY_BODY and (done := counted(name, reads, writes, eqn.params)) is not None:
         return Work.largest(map(_sequence, jaxprs.inner_jaxprs(eqn))).times(done.others)
     return counted(name, reads, writes, eqn.params, is_complex)
+
+
+def products(eqn: jaxprs.Equation, count: float = 1.0) -> Iterator[tuple[jaxprs.Equation, float]]:
+    """Yield the matrix products and convolutions of one run of an equation, and the flops of each, over all trips."""
+    name, runs = eqn.primitive.name, _runs(eqn)
+    if name == SCAN:
+        layout = jaxprs.scan_layout(eqn)
+        inside = [(layout.body, layout.length)]
+    elif runs is not None:
+        inside = [(jaxprs.opened(closed)[0], trips) for closed, trips in runs]
+    else:
+        inside = [] if name in PER_ELEMENT or name in OPAQUE else [(jaxpr, 1) for jaxpr in jaxprs.inner_jaxprs(eqn)]
+    for jaxpr, trips in inside:
+        for part in jaxpr.eqns:
+            yield from products(part, count * trips)
+    if not inside and (done := work(eqn)) is not None and done.products:
+        yield eqn, count * done.products
 
 
 def _runs(eqn: jaxprs.Equation) -> Sequence[tuple[jaxprs.ClosedJaxpr, int]] | None:

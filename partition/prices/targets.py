@@ -10,10 +10,12 @@ of these for most chips (`xla/backends/gpu/target_config/specs`).
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
 from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.prices.flops import products
 from jointcut.partition.program.graph import Graph, Op
 
 #: The shares of a data sheet's figures that programs attain. On an H100 a large product in TF32 reaches 0.8 of its
@@ -47,13 +49,24 @@ class Accelerator(Roofline):
     double_flops_per_s: float = 1.0
 
     def product_rate(self, graph: Graph, op: Op) -> float:
-        """The flops per second of an op's products, by the types of its operands and its precision."""
-        types = {graph.values[v].dtype for v in op.inputs}
+        """The flops per second of an op's products, by the types of their operands and their precision."""
+        if op.payload is None:
+            return self._rate({graph.values[v].dtype for v in op.inputs})
+        parts = [
+            (
+                count,
+                self._rate({str(getattr(v.aval, "dtype", "")) for v in eqn.invars}, str(eqn.params.get("precision"))),
+            )
+            for eqn, count in products(op.payload)
+        ]
+        return sum(count for count, _ in parts) / sum(count / rate for count, rate in parts)
+
+    def _rate(self, types: Set[str], precision: str = "") -> float:
+        """The flops per second of a product of operands of some types."""
         if types & {"float64", "complex128"}:
             return self.double_flops_per_s
         if types and all(_is_half(name) for name in types):
             return self.half_flops_per_s
-        precision = "" if op.payload is None else str(op.payload.params.get("precision"))
         return self.full_flops_per_s if "HIGHEST" in precision else self.flops_per_s
 
 

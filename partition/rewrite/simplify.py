@@ -6,7 +6,7 @@ lists of equations. All keep every equation's name stack, source line and contex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
@@ -247,6 +247,23 @@ def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> 
         if key is not None and not any(map(is_dropped, eqn.outvars)):
             seen[key] = eqn.outvars
     return kept, [named(rename, v) for v in outvars], leading
+
+
+def merged_among(jaxpr: Jaxpr, names: Collection[str]) -> Jaxpr:
+    """Merge equal equations of some primitives, also in the bodies of scans."""
+    rename: dict[Var, Atom] = {}
+    seen: dict[Any, Sequence[Var]] = {}
+    kept: list[Equation] = []
+    for eqn in jaxpr.eqns:
+        eqn = reading(eqn, [named(rename, v) for v in eqn.invars])
+        key = fingerprint(eqn, eqn.invars) if eqn.primitive.name in names else None
+        if key is not None and key in seen:
+            rename.update(zip(eqn.outvars, seen[key], strict=True))
+            continue
+        if key is not None:
+            seen[key] = eqn.outvars
+        kept.append(with_bodies(eqn, partial(merged_among, names=names)) if eqn.primitive.name == SCAN else eqn)
+    return jaxpr.replace(eqns=kept, outvars=[named(rename, v) for v in jaxpr.outvars])
 
 
 def fingerprint(eqn: Equation, invars: Sequence[Atom]) -> Any:

@@ -602,6 +602,33 @@ def a_mask_in_a_shard_map_is_kept_as_bits():
     near(mapped(aot.function(dropped).grad)(W, X), mapped(jax.grad(dropped))(W, X))
 
 
+def sharded_weights_are_gathered_no_more_often_than_by_plain_jax():
+    """On axes that XLA lays out, with weights that each layer takes a part of."""
+
+    def layer(x, w):
+        for i in range(3):
+            x = x + jnp.sin(jnp.tanh(x @ w[i]))
+        return x
+
+    def unrolled(ws, x):
+        return jnp.mean(layer(layer(x, ws[0]), ws[1]) ** 2)
+
+    def scanned(ws, x):
+        return jnp.mean(lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0] ** 2)
+
+    ws, rows = 0.1 * jax.random.normal(KEYS[0], (2, 3, 8, 8)), jnp.concatenate([X] * 16)
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    args = jax.device_put((ws, rows), (NamedSharding(mesh, P(None, None, None, "d")), NamedSharding(mesh, P("d"))))
+    for whole in (unrolled, scanned):
+        cut = aot.function(whole)
+        near(cut.value_and_grad(*args), jax.jit(jax.value_and_grad(whole))(*args))
+        plain, ours = moves(whole, *args), moves(cut.trace(*args).partition())
+        inside = jax.jit(lambda *args, cut=cut: cut.value_and_grad(*args)).lower(*args).compile().as_text()
+        assert ours == plain, (whole.__name__, ours, plain)
+        assert [inside.count(f" {name}(") for name in COLLECTIVES] == plain, whole.__name__
+        assert plain[1] > 0, "plain JAX gathers"
+
+
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 
 
@@ -647,6 +674,7 @@ def rows_on_several_devices_are_not_put_into_blocks_in_silence():
 
 
 CLAIMS = [
+    sharded_weights_are_gathered_no_more_often_than_by_plain_jax,
     rows_of_a_device_run_in_blocks_and_devices_add_up_once,
     rows_on_several_devices_are_not_put_into_blocks_in_silence,
     every_program_has_jax_gradients_in_every_way_of_calling,

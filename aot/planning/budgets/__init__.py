@@ -19,5 +19,6 @@ Files, in reading order:
     shares: Take the bytes of a budget for each of several devices, where a step is part of a program of the user's.
     searches: Search for a plan once for all ways of calling.
     tiling: Run rows block by block where no plan of a program holds a budget.
+    unasked: Run rows block by block where the model of a GPU or TPU finds that smaller and no slower, without a budget.
     inexact: Let values wait in a smaller form under a budget, as far as a bound on the error of the gradient permits.
 """

@@ -187,7 +187,7 @@ class Tilings(Generic[_T]):
 
     def candidates(self) -> Iterator[Priced]:
         """The programs to search for plans, in order. The smallest one also tells what to expect of more blocks."""
-        tiles = _proposals(self.form, self.predicted_room(None), self.data)
+        tiles = proposals(self.form, self.predicted_room(None), self.data)
         for aim in AIMS:
             yield from self.fitting(tiles, aim)
         yield min((self.form, *self._made.values()), key=self.expected)
@@ -283,7 +283,7 @@ def _even(program: Joint, tile: Tile, least: int) -> int:
     return next((n for n in range(least, min(2 * least, count) + 1) if count % n == 0), least)
 
 
-def _proposals(form: Priced, room: float, data: Iterable[int]) -> list[Tile]:
+def proposals(form: Priced, room: float, data: Iterable[int]) -> list[Tile]:
     """The tiles that have the most equations, the ones that cover the most, and then the smallest that may be enough.
 
     For each number of rows one covers the most with a border, and one without.

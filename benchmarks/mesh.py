@@ -1,0 +1,193 @@
+"""Weigh steps in `jax.jit` over eight devices, on axes that XLA lays out: temporaries, gradients and collectives.
+
+    python -m benchmarks.mesh                      # eight devices of the host
+    python -m benchmarks.mesh FSDP --quick         # rows whose name has this word; unrolled layers alone
+    python -m benchmarks.mesh --target h100x8      # compiled for devices that need not be here; or v5e-8
+
+A GPT and a mixture of experts of six layers, in a scan and unrolled, in five layouts that only the arguments name.
+Plain JAX, ours in the user's jit, and ours called. Bytes are temporaries of one device by XLA's account. Collectives
+are those that the compiled step runs, with the bytes that they make.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich import box
+from rich.table import Table
+
+from benchmarks.measure import memory_of, wide_console
+from benchmarks.parallel import (
+    LAYERS,
+    MATRICES,
+    OF_EXPERTS,
+    Moves,
+    Weights,
+    arguments,
+    block,
+    expert_block,
+    in_words,
+    listed,
+    moves,
+    relative_error,
+    through,
+)
+from jointcut import aot
+from jointcut.aot.run.compile import compiled
+
+RESULTS = Path(__file__).parent / "results"
+MODELS = {"GPT": (block, MATRICES), "MoE": (expert_block, OF_EXPERTS)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model lies on devices: the mesh, the batch, and the place of an axis for each matrix of a layer."""
+
+    sizes: tuple[int, ...]
+    batch: P
+    split: dict[str, tuple[str, int]]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the mesh's axes."""
+        return ("d", "m")[: len(self.sizes)]
+
+    def spec(self, name: str, rank: int, is_stacked: bool) -> P:
+        """Where the matrix of this name lies; a stack has one more axis in front."""
+        axis, at = self.split.get(name, ("", 0))
+        places = [None] * rank
+        return P(*[None] * is_stacked, *(axis if axis and i == at % rank else None for i in range(len(places))))
+
+
+_LAST = dict.fromkeys(("qkv", "out", "router", "gate", "up", "down"), ("d", -1))
+_HEADS = {"qkv": ("m", -1), "out": ("m", -2)}
+LAYOUTS = {
+    "data parallel": Layout((8,), P("d"), {}),
+    "FSDP": Layout((8,), P("d"), _LAST),
+    "tensor parallel": Layout((2, 4), P("d"), {**_HEADS, "gate": ("m", -1), "up": ("m", -1), "down": ("m", -2)}),
+    "sequence parallel": Layout((2, 4), P("d", "m"), {}),
+    "experts": Layout((2, 4), P("d"), dict.fromkeys(("gate", "up", "down"), ("m", 0))),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One program.
+
+    Attributes:
+        name: the model, how it is laid out, and how its layers are written.
+        plain, in_jit, called: temporaries of plain JAX, of ours in the user's jit, and of ours called.
+        error: the largest difference of a gradient, relative to the largest of it; None where nothing runs.
+        moves: the collectives of the three.
+        seconds: how long the row took to measure.
+    """
+
+    name: str
+    plain: int
+    in_jit: int
+    called: int
+    error: float | None
+    moves: tuple[Moves, Moves, Moves]
+    seconds: float
+
+
+def loss(layer: Callable[[Array, Weights], Array], weights: Any, x: Array) -> Array:
+    """The mean square of the stream after all layers."""
+    return jnp.mean(jnp.square(through(layer, weights, x)))
+
+
+def laid(layout: Layout, mesh: Mesh, shapes: dict[str, tuple[int, ...]], is_scan: bool) -> tuple[Any, Any]:
+    """The shardings of weights and batch."""
+    of_layer = {name: NamedSharding(mesh, layout.spec(name, len(shape), is_scan)) for name, shape in shapes.items()}
+    return of_layer if is_scan else [of_layer] * LAYERS, NamedSharding(mesh, layout.batch)
+
+
+def measure(name: str, model: str, layout: Layout, is_scan: bool, goal: aot.Target | None) -> Row:
+    """The figures of one program."""
+    start, (layer, shapes) = time.perf_counter(), MODELS[model]
+    kinds = (AxisType.Auto,) * len(layout.sizes)
+    mesh = (
+        jax.make_mesh(layout.sizes, layout.axes, axis_types=kinds)
+        if goal is None
+        else goal.mesh(layout.sizes, layout.axes)
+    )
+    weights, x = arguments(shapes)
+    args, places = (weights if is_scan else listed(weights), x), laid(layout, mesh, shapes, is_scan)
+    function = partial(loss, layer)
+    if goal is None:
+        args = jax.device_put(args, places)
+    else:
+        args = jax.tree.map(lambda a, to: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to), args, places)
+    cut = aot.function(function, target=goal)
+    steps = [
+        compiled(jax.jit(f).lower(*args), goal)
+        for f in (jax.value_and_grad(function), lambda *a: cut.value_and_grad(*a))
+    ]
+    ours = cut.trace(*args).partition().compile()
+    called = ours.cut.jits.compiled("step")
+    error = None if goal else relative_error(cut.value_and_grad(*args)[1], steps[0](*args)[1])
+    texts = tuple(moves(step.as_text() or "") for step in (*steps, called))
+    temps = (memory_of(step).temp for step in (*steps, called))
+    return Row(name, *temps, error, texts, time.perf_counter() - start)
+
+
+def table_of(rows: list[Row], where: str) -> Table:
+    """A line for each program."""
+    title = f"Layouts of jit over {where}, temporaries of a device"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for head in ("", "plain", "in jit", "called", "error", "collectives: plain", "in jit", "called"):
+        table.add_column(head, justify="left" if not head or head == "collectives: plain" else "right")
+    for row in rows:
+        shares = (f"{size / row.plain:.2f}" for size in (row.in_jit, row.called))
+        error = "" if row.error is None else f"{row.error:.0e}"
+        plain, *ours = row.moves
+        texts = ("equal" if moved == plain else in_words(moved) for moved in ours)
+        table.add_row(row.name, f"{row.plain / 1e6:.1f} MB", *shares, error, in_words(plain), *texts)
+    return table
+
+
+def programs(words: list[str], is_quick: bool) -> dict[str, tuple[str, Layout, bool]]:
+    """The programs whose names have all of these words."""
+    found = {
+        f"{model}, {way}, {'scan' if is_scan else 'unrolled'}": (model, layout, is_scan)
+        for model in MODELS
+        for way, layout in LAYOUTS.items()
+        for is_scan in (True, False)
+        if (way != "experts" or model == "MoE") and not (is_quick and is_scan)
+    }
+    return {name: how for name, how in found.items() if all(word in name for word in words)}
+
+
+def main() -> None:
+    """Measure, print a table, and keep the figures of a whole run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mesh", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("words", nargs="*", help="of the rows to measure; all when none")
+    parser.add_argument("--target", type=aot.target, help="as aot.target takes it: h100x8, v5e-8; the host when none")
+    parser.add_argument("--quick", action="store_true", help="unrolled layers alone")
+    options = parser.parse_args()
+    where = "eight devices of the host" if options.target is None else options.target.name
+    rows = []
+    for name, (model, layout, is_scan) in programs(options.words, options.quick).items():
+        rows.append(measure(name, model, layout, is_scan, options.target))
+        print(f"{name}: {rows[-1].seconds:.0f} s", flush=True)
+    wide_console(200).print(table_of(rows, where))
+    if not options.words and not options.quick:
+        path = RESULTS / f"mesh{'' if options.target is None else '-' + options.target.name}.json"
+        path.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
