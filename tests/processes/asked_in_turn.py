@@ -6,6 +6,7 @@ python tests/processes/asked_in_turn.py NUMBER PLACE PORT
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import jax
@@ -17,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.processes import Plans, join
 from jointcut import aot
 from jointcut.aot.cache import environment
+from jointcut.aot.cache.store import Store
 from jointcut.aot.planning import agreed
 from jointcut.aot.planning.request import Request
 from jointcut.partition.program.jax import processes
@@ -73,6 +75,14 @@ def a_plan_for_fewer_bytes():
     plain = loss_of(strategy="save_all").trace(W, X).partition().compile()
     assert steps[0].activation_bytes == steps[1].activation_bytes <= 0.8 * plain.activation_bytes
     return in_jit(loss_of(budget=0.8))
+
+
+def notes_in_a_shared_folder():
+    put, keys = Store.put, []
+    Store.put = lambda self, key, *rest: keys.append(key) or put(self, key, *rest)
+    in_jit(loss_of(2.2, budget=0.8, cache=os.environ["NOTES"]))
+    Store.put = put
+    return keys
 
 
 def a_bound_on_the_error():
@@ -156,6 +166,7 @@ CASES = [
     plans_of_a_jit_a_call_and_a_gradient,
     a_plan_that_is_known,
     a_plan_for_fewer_bytes,
+    notes_in_a_shared_folder,
     a_bound_on_the_error,
     options_that_are_objects,
     another_source,

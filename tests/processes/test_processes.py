@@ -26,15 +26,15 @@ SAME = "\nRun the same program on all processes: the same source, versions, shap
 LOOK = "\nLook at what that process printed, and start all processes again."
 
 
-def run(script, number, limit_s, *given):
+def run(script, number, limit_s, *given, **more):
     command = [sys.executable, "-W", "error", str(script), *map(str, given)]
-    return together(number, command, limit_s, {**ENVIRONMENT, "XLA_FLAGS": os.environ["XLA_FLAGS"]})
+    return together(number, command, limit_s, {**ENVIRONMENT, "XLA_FLAGS": os.environ["XLA_FLAGS"], **more})
 
 
 @pytest.fixture(scope="module")
-def told():
+def told(tmp_path_factory):
     """What each case of the script tells on both processes, and the hashes of the plans that they take."""
-    done = run(IN_TURN, 2, 120)
+    done = run(IN_TURN, 2, 120, NOTES=str(tmp_path_factory.mktemp("notes") / "shared"))
     assert [process.code for process in done] == [0, 0], "".join(process.err[-2000:] for process in done)
     first, second = (json.loads(process.out.splitlines()[-1]) for process in done)
     return {case: (first[case], second[case]) for case in first}
@@ -59,6 +59,12 @@ def test_both_take_one_plan(case, plans, told):
 
 def test_a_plan_that_is_known_takes_no_message(told):
     assert told["a_plan_that_is_known"][0][0] == 0
+
+
+def test_the_first_process_alone_writes_notes_each_once(told):
+    (first, _), (second, _) = told["notes_in_a_shared_folder"]
+    assert len(first) == len(set(first)) > 0
+    assert second == []
 
 
 def test_an_error_is_not_measured_and_the_plan_says_so(told):
