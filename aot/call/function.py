@@ -381,9 +381,8 @@ def function(
             in bfloat16 (see `aot.SAVE_AS`) where that spares a hundredth of the step's time. The error is measured at
             the arguments of the first call or of `trace`, at random ones if these are shapes, and no plan with a larger
             one is used. Inside a transformation nothing can be measured: residuals keep their dtype, with a warning.
-        tiles: where no choice of residuals holds a budget, rows that do not meet run in blocks; by default they also do
-            where the model of a GPU or TPU finds that clearly smaller and no slower. False prevents both. A dict from
-            paths of arguments to numbers of blocks asks for it: `{"args[1]": 4}` splits the batch.
+        tiles: where no choice of residuals holds a budget, rows that do not meet run in blocks, by default also where a
+            GPU's or TPU's model finds that smaller and no slower. False prevents it. `{"args[1]": 4}` asks for it.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.

@@ -266,8 +266,8 @@ class Request:
             return None
         data = data_of(self.program, self.differentiated)
         with runtime.paused_collection():
-            problem = answer.split.problem
-            return unasked(problem, answer.plan, self.program, lambda program: self._with(program).problem, data)
+            given = self.name, answer.split.problem, answer.plan, self.program
+            return unasked(*given, lambda program: self._with(program).problem, data)
 
     def _may_tile(self) -> bool:
         """Whether rows may run in blocks: rows that lie on several devices do not."""

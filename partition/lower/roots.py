@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from jointcut.partition.plans.backend import VIEWS, is_input
+from jointcut.partition.plans.backend import is_input
 from jointcut.partition.program.graph import Graph, Op
-from jointcut.partition.program.primitives import PACKING
+from jointcut.partition.program.primitives import PACKING, VIEWS
 
 
 def waiting_roots(

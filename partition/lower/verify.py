@@ -13,9 +13,9 @@ import jax
 
 from jointcut.partition.errors import VerifyError, message
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.plans.backend import VIEWS
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import abstract, barriers, jaxprs, runtime
+from jointcut.partition.program.primitives import VIEWS
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.hooks import hooks_in, refused_in_vmap
 from jointcut.partition.rewrite.simplify import merged_among, renamed

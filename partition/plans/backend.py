@@ -22,15 +22,12 @@ from jointcut.partition.program.primitives import (
     LIBRARY,
     PACKING,
     REDUCTIONS,
-    RENAMING,
     RESHAPING,
     SCATTERS,
+    VIEWS,
 )
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sides import Sides
-
-#: Ops that give a part of a value, or the value in another order.
-VIEWS = RENAMING | {"slice", "transpose"}
 
 #: Ops of an elementwise chain.
 _CHAIN = ELEMENTWISE | CALLS | RESHAPING

@@ -391,6 +391,9 @@ FOLDS, ZERO_OF_ZEROS, NEVER_TWICE = (
 #: Primitives that are run again rather than saved.
 CHEAP = ELEMENTWISE | MOVEMENT
 
+#: Primitives that give a part of a value, or the value in another order.
+VIEWS = RENAMING | {"slice", "transpose"}
+
 #: Primitives that XLA computes again within the loop of each reader.
 FUSED = ELEMENTWISE - DEAR
 

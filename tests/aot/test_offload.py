@@ -14,7 +14,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jointcut import aot
 from jointcut.aot.planning import offloading
-from jointcut.aot.planning.budgets import rates
 from jointcut.partition import Plan, diff
 from jointcut.partition.errors import PlanError, PolicyError, VerifyError
 from jointcut.partition.lower import writer
@@ -268,7 +267,7 @@ def test_a_plan_that_contradicts_itself_or_the_policy_is_refused():
 
 @pytest.fixture
 def unseen(monkeypatch, tmp_path):
-    monkeypatch.setenv(rates.VARIABLE, str(tmp_path / "rates.json"))
+    monkeypatch.setenv("JOINTCUT_RATES", str(tmp_path / "rates.json"))
     monkeypatch.setattr(offloading, "_CHECKED", set())
     runs = []
     compare = offloading._compare

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -115,8 +116,9 @@ def test_products_of_sixteen_bits_take_half_the_time_and_those_of_full_precision
 
 
 def test_the_backend_of_a_plan_is_that_of_its_target():
-    for name, platform in (("h100", "cuda"), ("v5e-4", "tpu")):
-        assert aot.function(layers, target=name).trace(*LAYERS).problem.backend == Backend.of((platform,))
+    for name, platform, several in (("h100", "cuda", False), ("v5e-4", "tpu", True)):
+        wanted = replace(Backend.of((platform,)), several=several)
+        assert aot.function(layers, target=name).trace(*LAYERS).problem.backend == wanted
 
 
 KEY = """

@@ -187,7 +187,8 @@ class Tilings(Generic[_T]):
 
     def candidates(self) -> Iterator[Priced]:
         """The programs to search for plans, in order. The smallest one also tells what to expect of more blocks."""
-        tiles = proposals(self.form, self.predicted_room(None), self.data)
+        room = self.predicted_room(None)
+        tiles = proposals(self.form.program, self.form.alive(), self.form.least_bytes - room, room, self.data)
         for aim in AIMS:
             yield from self.fitting(tiles, aim)
         yield min((self.form, *self._made.values()), key=self.expected)
@@ -283,16 +284,16 @@ def _even(program: Joint, tile: Tile, least: int) -> int:
     return next((n for n in range(least, min(2 * least, count) + 1) if count % n == 0), least)
 
 
-def proposals(form: Priced, room: float, data: Iterable[int]) -> list[Tile]:
+def proposals(program: Joint, alive: list[Buffer], excess: float, room: float, data: Iterable[int]) -> list[Tile]:
     """The tiles that have the most equations, the ones that cover the most, and then the smallest that may be enough.
 
-    For each number of rows one covers the most with a border, and one without.
+    Enough is what covers so many bytes of `excess` over the `room` of the arrays that are `alive` at the peak. For each
+    number of rows one covers the most with a border, and one without.
     """
-    alive, excess = form.alive(), form.least_bytes - room
     found: dict[tuple[bool, frozenset[int]], tuple[Tile, int, int]] = {}
     covers: dict[tuple[int, bool], tuple[Tile, int]] = {}
-    for tile in _seeds(form.program, alive, max(int(BORDER * room), 0), data):
-        if (region := grown(form.program.closed, form.program.roles, tile)) is not None:
+    for tile in _seeds(program, alive, max(int(BORDER * room), 0), data):
+        if (region := grown(program.closed, program.roles, tile)) is not None:
             covered, eqns = _covered(region, alive), region.tiling.eqns
             found.setdefault((tile.is_early, eqns), (tile, covered, len(eqns)))
             kind = region.tiling.count, tile.least_bytes > 0
