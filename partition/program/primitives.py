@@ -388,11 +388,8 @@ FOLDS, ZERO_OF_ZEROS, NEVER_TWICE = (
     DEAR - those("again") | those("once"),
 )
 
-#: Primitives that are run again rather than saved.
-CHEAP = ELEMENTWISE | MOVEMENT
-
-#: Primitives that give a part of a value, or the value in another order.
-VIEWS = RENAMING | {"slice", "transpose"}
+#: Primitives that are run again rather than saved; those that give a part of a value, or the value in another order.
+CHEAP, VIEWS = ELEMENTWISE | MOVEMENT, RENAMING | {"slice", "transpose"}
 
 #: Primitives that XLA computes again within the loop of each reader.
 FUSED = ELEMENTWISE - DEAR
