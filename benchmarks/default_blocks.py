@@ -30,6 +30,7 @@ def cases() -> Iterator[Case]:
     yield head_case(4096, 50_257, 8192, jnp.bfloat16)
     yield head_case(2048, 128_256, 32_768, jnp.bfloat16)
     yield gpt_case(50_304, 12, 768, 16)
+    yield gpt_case(128_256, 6, 1024, 32)
 
 
 def gpt_case(words: int, layers: int, width: int, sequences: int) -> Case:

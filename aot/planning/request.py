@@ -176,8 +176,7 @@ class Request:
         if how.budget is None:
             forms = () if how.keeps_forms else self.forms
             answer = (self.alone if forms == self.forms else replace(self.alone, forms=forms))._by(how.strategy)
-            if how.strategy == DEFAULT and (program := self._in_unasked_blocks(answer)) is not None:
-                return self._with(program).answered(strategy)
+            answer = self._in_unasked_blocks(answer) if how.strategy == DEFAULT else answer
             if self.options.error is None or how.keeps_forms:
                 return answer
             unused = GradientError(self.options.error, unused="there is no budget for which it could be")
@@ -260,14 +259,18 @@ class Request:
             known[name] = program.roles.tiles
             return fitted
 
-    def _in_unasked_blocks(self, answer: Answer) -> Joint | None:
-        """The program with rows in blocks, if the model of the device finds that smaller and no slower."""
+    def _in_unasked_blocks(self, answer: Answer) -> Answer:
+        """Return an answer, or one with rows in blocks if the model of the device finds that smaller and no slower."""
         if self.program.roles.tiles or self.options.tiles is not True or not self._may_tile():
-            return None
-        data = data_of(self.program, self.differentiated)
+            return answer
+        given = self.name, self.program, answer.split.problem, answer.plan
         with runtime.paused_collection():
-            given = self.name, answer.split.problem, answer.plan, self.program
-            return unasked(*given, lambda program: self._with(program).problem, data)
+            data = data_of(self.program, self.differentiated)
+            found = unasked(*given, lambda tile: self._with(self._with_tiles((tile,))).problem, data)
+        if found is None:
+            return answer
+        tile, plan = found
+        return answer.request._with(self._with_tiles((tile,)))._by(lambda graph: plan)
 
     def _may_tile(self) -> bool:
         """Whether rows may run in blocks: rows that lie on several devices do not."""

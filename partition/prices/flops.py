@@ -60,14 +60,9 @@ def work(eqn: jaxprs.Equation) -> Work | None:
     if name in OPAQUE:
         told = eqn.params.get("cost_estimate")
         return None if told is None else _told(told.flops, told.transcendentals)
-    if name == SCAN:
-        layout = jaxprs.scan_layout(eqn)
-        return _sequence(layout.body).times(layout.length)
-    if (runs := _runs(eqn)) is not None:
-        return Work.sum(_sequence(jaxprs.opened(closed)[0]).times(count) for closed, count in runs)
-    if name not in PER_ELEMENT and (inner := list(jaxprs.inner_jaxprs(eqn))):
-        parts = map(_sequence, inner)
-        return Work.sum(parts) if name == WHILE else Work.largest(parts)
+    if (inside := _inside(eqn)) is not None:
+        parts = (_sequence(jaxpr).times(count) for jaxpr, count in inside)
+        return Work.largest(parts) if _runs_one(eqn) else Work.sum(parts)
     reads, writes = ([getattr(v.aval, "shape", ()) for v in ends] for ends in (eqn.invars, eqn.outvars))
     is_complex = any(getattr(getattr(v.aval, "dtype", None), "kind", "") == "c" for v in eqn.outvars)
     if name in BY_BODY and (done := counted(name, reads, writes, eqn.params)) is not None:
@@ -77,19 +72,29 @@ def work(eqn: jaxprs.Equation) -> Work | None:
 
 def products(eqn: jaxprs.Equation, count: float = 1.0) -> Iterator[tuple[jaxprs.Equation, float]]:
     """Yield the matrix products and convolutions of one run of an equation, and the flops of each, over all trips."""
-    name, runs = eqn.primitive.name, _runs(eqn)
-    if name == SCAN:
-        layout = jaxprs.scan_layout(eqn)
-        inside = [(layout.body, layout.length)]
-    elif runs is not None:
-        inside = [(jaxprs.opened(closed)[0], trips) for closed, trips in runs]
-    else:
-        inside = [] if name in PER_ELEMENT or name in OPAQUE else [(jaxpr, 1) for jaxpr in jaxprs.inner_jaxprs(eqn)]
-    for jaxpr, trips in inside:
-        for part in jaxpr.eqns:
-            yield from products(part, count * trips)
-    if not inside and (done := work(eqn)) is not None and done.products:
+    if (inside := _inside(eqn)) is not None:
+        for jaxpr, trips in inside:
+            for part in jaxpr.eqns:
+                yield from products(part, count * trips)
+    elif (done := work(eqn)) is not None and done.products:
         yield eqn, count * done.products
+
+
+def _inside(eqn: jaxprs.Equation) -> Sequence[tuple[jaxprs.Jaxpr, int]] | None:
+    """The programs inside a call or a loop, and how often each runs; None for other equations, and for kernels."""
+    if eqn.primitive.name == SCAN:
+        layout = jaxprs.scan_layout(eqn)
+        return [(layout.body, layout.length)]
+    if (runs := _runs(eqn)) is not None:
+        return [(jaxprs.opened(closed)[0], count) for closed, count in runs]
+    if eqn.primitive.name in PER_ELEMENT or eqn.primitive.name in OPAQUE:
+        return None
+    return [(jaxpr, 1) for jaxpr in jaxprs.inner_jaxprs(eqn)] or None
+
+
+def _runs_one(eqn: jaxprs.Equation) -> bool:
+    """Whether only one of the programs inside runs, as of branches."""
+    return eqn.primitive.name not in (SCAN, WHILE) and _runs(eqn) is None
 
 
 def _runs(eqn: jaxprs.Equation) -> Sequence[tuple[jaxprs.ClosedJaxpr, int]] | None:
@@ -117,14 +122,9 @@ def moved_bytes(eqn: jaxprs.Equation) -> int:
     name = eqn.primitive.name
     if name in OPAQUE and (told := eqn.params.get("cost_estimate")) is not None:
         return int(told.bytes_accessed)
-    if name == SCAN:
-        layout = jaxprs.scan_layout(eqn)
-        return layout.length * _moved_inside(layout.body)
-    if (runs := _runs(eqn)) is not None:
-        return sum(count * _moved_inside(jaxprs.opened(closed)[0]) for closed, count in runs)
-    if name not in PER_ELEMENT and name not in OPAQUE and (inner := list(jaxprs.inner_jaxprs(eqn))):
-        parts = [_moved_inside(jaxpr) for jaxpr in inner]
-        return sum(parts) if name == WHILE else max(parts)
+    if (inside := _inside(eqn)) is not None:
+        parts = [count * _moved_inside(jaxpr) for jaxpr, count in inside]
+        return max(parts) if _runs_one(eqn) else sum(parts)
     reads, writes = ([abstract.aval_bytes(v.aval) for v in ends] for ends in (eqn.invars, eqn.outvars))
     row = Arrays([getattr(v.aval, "shape", ()) for v in eqn.invars], [], eqn.params).row if name in CUMULATIVE else 1
     return traffic(name, reads, writes, row)

@@ -226,10 +226,13 @@ def equations_of(function: Callable[..., Any], atoms: Sequence[Atom]) -> tuple[l
     return renamed(inner, dict(zip(inner.invars, atoms, strict=True)))
 
 
-def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> tuple[list[Equation], list[Atom], int]:
+def merged(
+    eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int, among: Collection[str] | None = None
+) -> tuple[list[Equation], list[Atom], int]:
     """Merge equations that compute the same from the same variables; an equation with effects is never merged.
 
-    `boundary` counts the leading equations of the forward. Returns the new equations, outputs and boundary.
+    `boundary` counts the leading equations of the forward. Only the primitives `among` are merged, if it is given.
+    Returns the new equations, outputs and boundary.
     """
     rename: dict[Var, Atom] = {}
     seen: dict[Any, Sequence[Var]] = {}
@@ -237,7 +240,8 @@ def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> 
     leading = 0
     for place, eqn in enumerate(eqns):
         invars = [named(rename, v) for v in eqn.invars]
-        key = None if eqn.effects else fingerprint(eqn, invars)
+        stays = eqn.effects or (among is not None and eqn.primitive.name not in among)
+        key = None if stays else fingerprint(eqn, invars)
         twin = seen.get(key) if key is not None else None
         if twin is not None:
             rename.update(zip(eqn.outvars, twin, strict=True))
@@ -251,19 +255,10 @@ def merged(eqns: Sequence[Equation], outvars: Sequence[Atom], boundary: int) -> 
 
 def merged_among(jaxpr: Jaxpr, names: Collection[str]) -> Jaxpr:
     """Merge equal equations of some primitives, also in the bodies of scans."""
-    rename: dict[Var, Atom] = {}
-    seen: dict[Any, Sequence[Var]] = {}
-    kept: list[Equation] = []
-    for eqn in jaxpr.eqns:
-        eqn = reading(eqn, [named(rename, v) for v in eqn.invars])
-        key = fingerprint(eqn, eqn.invars) if eqn.primitive.name in names else None
-        if key is not None and key in seen:
-            rename.update(zip(eqn.outvars, seen[key], strict=True))
-            continue
-        if key is not None:
-            seen[key] = eqn.outvars
-        kept.append(with_bodies(eqn, partial(merged_among, names=names)) if eqn.primitive.name == SCAN else eqn)
-    return jaxpr.replace(eqns=kept, outvars=[named(rename, v) for v in jaxpr.outvars])
+    eqns, outvars, _ = merged(jaxpr.eqns, jaxpr.outvars, 0, names)
+    deeper = partial(merged_among, names=names)
+    eqns = [with_bodies(eqn, deeper) if eqn.primitive.name == SCAN else eqn for eqn in eqns]
+    return jaxpr.replace(eqns=eqns, outvars=outvars)
 
 
 def fingerprint(eqn: Equation, invars: Sequence[Atom]) -> Any:

@@ -8,7 +8,6 @@ computed twice, and added once.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -244,24 +243,13 @@ class BlockScan:
             return
         wide = jnp.dtype(jnp.float32) if v.aval.dtype in (jnp.bfloat16, jnp.float16) else v.aval.dtype
         before = self.carried(self.zeros(v.aval.update(dtype=wide)), v)
-        (after,) = self.traced(self.body, lambda total, x: total + x.astype(wide), before, self.widened(part, wide))
+        (after,) = self.traced(self.body, lambda total, x: total + x.astype(wide), before, part)
         self.ends[-1] = (after, v)
         if wide != v.aval.dtype:
             end = jaxprs.fresh(after.aval)
             self.ends[-1] = (after, end)
             (narrow,) = self.traced(self.back, lambda x: x.astype(v.aval.dtype), end)
             self.back = _ending(self.back, narrow, v)
-
-    def widened(self, part: Atom, wide: Any) -> Atom:
-        """The part of a sum in a wider type where a product of this block is the part; else the part itself.
-
-        A product adds up its terms in the wider type anyway, so it need not be rounded to be added to others.
-        """
-        eqn = next((eqn for eqn in self.body if part in eqn.outvars), None)
-        if eqn is None or "preferred_element_type" not in eqn.params or wide == part.aval.dtype:
-            return part
-        wider = functools.partial(eqn.primitive.bind, **eqn.params | {"preferred_element_type": jnp.dtype(wide)})
-        return self.traced(self.body, wider, *eqn.invars)[0]
 
     def zeros(self, aval: Any) -> Atom:
         """Zeros of a type, made before the scan."""

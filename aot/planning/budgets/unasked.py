@@ -1,22 +1,22 @@
 """Run rows block by block where the model of a GPU or TPU finds that smaller and no slower, without a budget.
 
 An array that is a large part of the peak is written and read whole, and on such a device this takes longer than reading
-the weights once more for each block. So where one array of the default plan is large, blocks of a few numbers are
-priced, each with its own default plan. As with the default plan itself, nothing is compiled to decide.
+the weights once more for each block. So where one array of the default plan is large, tiles that make it smaller are
+priced, each with a default plan of its own. As with the default plan itself, nothing is compiled to decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from jointcut.aot.planning.budgets.tiling import proposals
 from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
-from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.program.roles import Tile
 from jointcut.partition.search.best import LEAST_PEAK, best
 from jointcut.partition.search.budget import Planner
@@ -25,78 +25,69 @@ from jointcut.partition.search.mincut import min_cut
 #: The least bytes of an array for whose sake rows run in blocks, and its least share of the peak.
 LARGE_BYTES, LARGE_SHARE = 1 << 26, 0.3
 
-#: How many tiles are priced by their minimum cuts, and in how many blocks: first in the most, and in fewer where that
-#: is too slow.
-MOST_PRICED, BLOCKS = 4, (8, 4, 2)
-
-#: How many of these get a default plan, those with the smallest minimum cuts first, until one is good enough.
-MOST_PLANNED = 2
+#: How many tiles are priced, and in how many blocks: first in the most, and in fewer where that is too slow.
+MOST_PRICED, BLOCKS = 2, (8, 4, 2)
 
 
 def unasked(
-    name: str, problem: Problem, plan: Plan, form: Joint, problem_of: Callable[[Joint], Problem], data: Iterable[int]
-) -> Joint | None:
-    """Return the program with rows in blocks whose default plan is the smallest, and no slower than one without blocks.
+    name: str, form: Joint, problem: Problem, plan: Plan, problem_with: Callable[[Tile], Problem], data: Iterable[int]
+) -> tuple[Tile, Plan] | None:
+    """Return the tile whose default plan takes the fewest bytes, and no more time than without a tile, and this plan.
 
     Args:
         name: the function's name.
-        problem: the planning problem of the program without blocks.
+        form: the program without a tile.
+        problem: its planning problem.
         plan: its default plan.
-        form: this program.
-        problem_of: states the planning problem of a program.
+        problem_with: states the planning problem of the program with a tile.
         data: the numbers of the inputs that are data.
 
     Returns:
-        None where the device has no known rates, no array is large, or no such program takes clearly fewer bytes.
+        None where the device has no known rates, no array is large, or no tile makes the plan clearly smaller.
     """
     if problem.rates is None:
         return None
-    planner = Planner(problem.timed(problem.rates))
-    replay = planner.replay(plan)
+    replay = Planner(problem.timed(problem.rates)).replay(plan)
     large = [b for b in replay.alive if b.bytes >= max(LARGE_BYTES, LARGE_SHARE * replay.peak_bytes)]
     if not large:
         return None
     with Stage("search", name):
-        usual = planner.known(planner.priced(plan))
+        usual = _priced(problem, plan)
         room = LEAST_PEAK * usual.predicted_bytes
         tiles = proposals(form, large, usual.predicted_bytes - room, room, data)[:MOST_PRICED]
-        limits = (1 - LEAST_PEAK) * usual.predicted_bytes, planner.common_seconds + usual.step_seconds
-        return _smallest([_in_blocks(form, tile, problem) for tile in tiles], problem_of, problem.rates, *limits)
+        found = [row for tile in tiles if (row := _in_most_blocks(tile, problem_with, usual.seconds)) is not None]
+        tile, smallest = min(found, key=lambda row: row[1].predicted_bytes, default=(None, usual))
+        is_smaller = smallest.predicted_bytes <= (1 - LEAST_PEAK) * usual.predicted_bytes
+        return (tile, smallest.plan) if tile is not None and is_smaller else None
 
 
-def _smallest(
-    forms: Iterable[Iterable[Joint]],
-    problem_of: Callable[[Joint], Problem],
-    rates: CostModel,
-    most_bytes: float,
-    most_seconds: float,
-) -> Joint | None:
-    """The program whose default plan is the smallest within limits, of the first of each group that is fast enough."""
-    found: list[tuple[float, Joint, Problem]] = []
-    for programs in forms:
-        for program in programs:
-            problem = problem_of(program)
-            predicted_bytes, seconds = _priced(problem, rates, min_cut)
-            if seconds <= most_seconds:
-                found.append((predicted_bytes, program, problem))
-                break
-    for _, program, problem in sorted(found, key=lambda row: row[0])[:MOST_PLANNED]:
-        predicted_bytes, seconds = _priced(problem, rates, best)
-        if predicted_bytes <= most_bytes and seconds <= most_seconds:
-            return program
-    return None
+class _Priced(NamedTuple):
+    """A plan, its predicted bytes of temporaries, and the predicted time of the step."""
+
+    plan: Plan
+    predicted_bytes: float
+    seconds: float
 
 
-def _priced(problem: Problem, rates: CostModel, strategy: Callable[[Problem], Plan]) -> tuple[float, float]:
-    """The predicted bytes of temporaries and seconds of a step, with a plan by a strategy."""
-    planner = Planner(problem.timed(rates))
-    candidate = planner.known(planner.priced(strategy(problem)))
-    return candidate.predicted_bytes, planner.common_seconds + candidate.step_seconds
+def _in_most_blocks(
+    tile: Tile, problem_with: Callable[[Tile], Problem], most_seconds: float
+) -> tuple[Tile, _Priced] | None:
+    """The tile in the most blocks for which there is time, and its default plan; None where that takes more time.
 
-
-def _in_blocks(form: Joint, tile: Tile, problem: Problem) -> Iterator[Joint]:
-    """Yield the program with a tile in several numbers of blocks, the most first."""
+    The number of blocks is chosen by minimum cuts, as these are found in a tenth of the time.
+    """
     for blocks in BLOCKS:
         if blocks <= tile.blocks:
             tell(partial(str, tiled := replace(tile, blocks=blocks)))
-            yield form.with_tile(tiled, problem.backend)
+            problem = problem_with(tiled)
+            if _priced(problem, min_cut(problem)).seconds <= most_seconds:
+                priced = _priced(problem, best(problem))
+                return (tiled, priced) if priced.seconds <= most_seconds else None
+    return None
+
+
+def _priced(problem: Problem, plan: Plan) -> _Priced:
+    assert problem.rates is not None, "the device has rates"
+    planner = Planner(problem.timed(problem.rates))
+    candidate = planner.known(planner.priced(plan))
+    return _Priced(plan, candidate.predicted_bytes, planner.common_seconds + candidate.step_seconds)
