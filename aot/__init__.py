@@ -19,6 +19,7 @@ Files, in reading order. First the user's choices, and the parts that a function
     hooks: Hold hooks, traced into programs or called back.
     options: Read a user's choices: a memory budget, and the options of `aot.function`.
     progress: Show the user which stage runs, and for how long.
+    cache: Keep compiled programs on disk for other processes.
     derivatives: Functions whose derivatives stay finite, and equal PyTorch's.
     loops: Run loops backwards in memory that does not depend on how long they run.
 
@@ -26,7 +27,6 @@ Then a call, in its order, with the tools that its stages offer:
 
     trace: Trace a function and its gradient, and describe their inputs and outputs.
     update: Update parameters inside the backward.
-    cache: Keep compiled programs on disk for other processes.
     run: Compile the halves, run them, and pass residuals from forward to backward.
     planning: Plan a program wherever it is called: one request, one answer.
     report: Show the values that a partition saves and recomputes, by XLA's own account, and the cost of less memory.

@@ -157,6 +157,27 @@ def lengths(quick: bool) -> Iterator[Row]:
     yield f"RNN, lengths 1 to {most}, roll=True", "3 captures", f"{few} captures", few <= 3
 
 
+def loops(quick: bool) -> Iterator[Row]:
+    """A capture for four calls of a function that makes a loop of ours anew at each, and the time of the last call."""
+    del quick
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "while_loop": lambda w: aot.while_loop(lambda c: c[0] < 8, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, w))[1],
+        "fori_loop": lambda w: aot.fori_loop(0, 8, lambda _, c: jnp.sin(c), w),
+        "scan": lambda w: aot.scan(lambda c, _: (jnp.sin(c), c), w, length=8)[1],
+        "while_loop_stack_output": lambda w: (
+            aot.while_loop_stack_output(lambda c: jnp.sum(c) > 1, lambda c: c / 2, w, max_trips=8).carries
+        ),
+    }
+    for name, kind in kinds.items():
+        taped, ms = aot.tape(lambda w, kind=kind: jnp.sum(kind(w))), 0.0
+        for scale in (1.0, 1.5, 2.0, 2.5):
+            start = time.perf_counter()
+            jax.block_until_ready(taped.grad(jnp.full(WIDTH, scale)))
+            ms = 1e3 * (time.perf_counter() - start)
+        count = taped.captures.made
+        yield f"aot.{name}, made anew in 4 calls", "1 capture", f"{count} captures, the last {ms:.0f} ms", count == 1
+
+
 def hits(quick: bool) -> Iterator[Row]:
     """The time to find the program of a structure that is known."""
     del quick
@@ -197,7 +218,7 @@ def released(quick: bool) -> Iterator[Row]:
                 )
 
 
-PARTS = (backwards, forwards, captures, lengths, hits, released)
+PARTS = (backwards, forwards, captures, lengths, loops, hits, released)
 
 
 def table(rows: list[Row]) -> Table:

@@ -14,6 +14,13 @@ def test_the_rows_of_an_update_say_what_one_jit_holds_and_what_can_be_saved():
     assert re.fullmatch(r"\+0\.[789]\d of the gradients less", two[2])
 
 
+def test_each_of_our_loops_is_captured_once():
+    rows = list(tape.loops(True))
+    assert [(row[0].split(",")[0], row[2].split(",")[0], row[3]) for row in rows] == [
+        (f"aot.{name}", "1 captures", True) for name in ("while_loop", "fori_loop", "scan", "while_loop_stack_output")
+    ]
+
+
 def test_a_row_that_misses_is_red():
     console = wide_console(80)
     made = tape.table([("a", "1", "2", True), ("b", "1", "2", False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jax import lax
 
 from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.functions import TracedLoop, traced_loop
+from jointcut.aot.loops.interned import same
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts
 from jointcut.aot.loops.rules import Loop
@@ -122,26 +124,31 @@ def while_loop_stack_output(
     """
     _check_trips(max_trips, is_needed=True)
     loop = traced_loop(cond_fun, body_fun, init, body_fun)
-    parts, consts = loop.parts, loop.consts
-    once = Loop(parts.once(), Memory(1), loop.name)
+    once = same(Loop(loop.parts.once(), Memory(1), loop.name))
+    stack = once.stacks.of(max_trips, lambda: jax.jit(partial(_stack, loop.parts, once, max_trips)))
+    rows, trips, exceeded = stack(loop.consts, loop.init)
+    if not runtime.tracing():
+        _refuse(loop, trips, max_trips)
+    return Stacked(jax.tree.unflatten(loop.tree, rows), trips, exceeded)
+
+
+def _stack(parts: Parts, once: Loop, max_trips: int, consts: list[Any], init: list[Any]) -> tuple[list[Any], Any, Any]:
+    """Return the rows of the stack, the number of trips, and whether it is more than `max_trips`."""
 
     def trip(carry: list[Any], _: None) -> tuple[list[Any], Any]:
         *carry, waits = once(*consts, *carry, jnp.bool_(True))
         rows = [jnp.where(waits, jnp.zeros_like(x), x) if abstract.is_plain(jax.typeof(x)) else x for x in carry]
         return carry, (rows, ~waits)
 
-    carry, (rows, made) = lax.scan(trip, loop.init, length=max_trips)
+    carry, (rows, made) = lax.scan(trip, init, length=max_trips)
     rest = parts.counted().run(*map(lax.stop_gradient, [*consts, *carry]), jnp.int32(0))[-1]
-    trips = jnp.sum(made, dtype=jnp.int32) + rest
-    if not runtime.tracing():
-        _refuse(loop, trips, max_trips)
-    return Stacked(jax.tree.unflatten(loop.tree, rows), trips, rest > 0)
+    return rows, jnp.sum(made, dtype=jnp.int32) + rest, rest > 0
 
 
 def _program(loop: TracedLoop, parts: Parts, max_trips: int | None, memory: int | str | None) -> Loop:
     carry_bytes = sum(abstract.aval_bytes(aval) for aval in loop.parts.carry)
     trips = expected_trips(user_source.scope_here())
-    return Loop(parts, Memory.read(memory, max_trips, carry_bytes), loop.name, loop.known, trips)
+    return same(Loop(parts, Memory.read(memory, max_trips, carry_bytes), loop.name, loop.known, trips))
 
 
 def _refuse(loop: TracedLoop, trips: Any, max_trips: int) -> None:

@@ -12,6 +12,7 @@ from jax import lax
 from jointcut.aot.loops import lanes
 from jointcut.aot.loops.counters import number_in
 from jointcut.aot.loops.expected import expected_trips
+from jointcut.aot.loops.interned import same
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts, chosen, traced
 from jointcut.aot.loops.rules import LOOP, Loop
@@ -89,6 +90,7 @@ def _loop(eqn: jaxprs.Equation, scope: str, guards: str) -> jaxprs.Equation:
 
 
 def _program(eqn: jaxprs.Equation, operands: Sequence[Any], loop: Loop) -> jaxprs.Equation:
+    loop = same(loop)
     params = {"jaxpr": loop.closed, "rules": loop}
     return eqn.replace(invars=list(operands), primitive=loop.prim, params=params)
 

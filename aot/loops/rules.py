@@ -59,6 +59,7 @@ class Loop(Program):
         self.zero_cotangent = guards
         self._derivatives: Table[Derivative] = Table()
         self._mapped: Table[tuple[Loop, list[bool]]] = Table()
+        self.stacks: Table[Any] = Table()  # jitted functions of `loops`, by the number of rows
 
     def like(
         self, parts: Parts, memory: Memory | None = None, known: Mapping[int, int] | None = None,
@@ -214,7 +215,7 @@ class Derivative:
 
         return move
 
-    @property
+    @cached_property
     def rules(self) -> own_primitives.LinearRules:
         """The linear map: its value by the loop that carries tangents, its transpose by the sweep."""
         parts = self.loop.parts

@@ -13,6 +13,7 @@ from jax import lax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.aot.loops.functions import place_of, promoted, traced_loop
+from jointcut.aot.loops.interned import same
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.rules import Loop
 from jointcut.partition.errors import TraceError, message
@@ -63,7 +64,7 @@ def scan(
     stacks = jax.tree.map(lambda form: form.empty(count), stacked)
     test = (lambda s: s[0] >= 0) if reverse else (lambda s: s[0] < count)
     loop = traced_loop(test, body, (jnp.int32(first), init, stacks), f, 1, "f")
-    program = Loop(loop.parts, kept, loop.name, {**loop.known, len(loop.consts): first}, count)
+    program = same(Loop(loop.parts, kept, loop.name, {**loop.known, len(loop.consts): first}, count))
     _, carry, stacks = jax.tree.unflatten(loop.tree, program(*loop.consts, *loop.init))
     return carry, jax.tree.map(lambda form, stack: form.opened(stack), stacked, stacks)
 
