@@ -55,6 +55,20 @@ def values_read(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
         yield from ((name, x) for x in jax.tree.leaves(value) if isinstance(x, jax.Array))
 
 
+def constants_read(function: Callable[..., Any]) -> dict[str, str]:
+    """Return what a function reads by name and is no array: variables around it, defaults and given arguments."""
+    if isinstance(function, functools.partial):
+        given = {f"argument {i}": x for i, x in enumerate(function.args)} | function.keywords
+        return constants_read(function.func) | {name: repr(x) for name, x in given.items()}
+    if not isinstance(function, types.FunctionType):
+        return {}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    held = {name: cell.cell_contents for name, cell in cells if _is_full(cell) and not _holds_array(cell)}
+    bound = inspect.signature(function).parameters.items()
+    defaults = {name: given.default for name, given in bound if given.default is not inspect.Parameter.empty}
+    return {name: repr(x) for name, x in (held | defaults).items()}
+
+
 def described(function: Callable[..., Any]) -> str:
     """Return the hook as errors name it: `clip at train.py:12`."""
     inner = inspect.unwrap(function)

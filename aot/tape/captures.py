@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax
 
+from jointcut.aot.cache.fingerprint import foreign_rules
+from jointcut.aot.hooks.closures import constants_read
 from jointcut.aot.hooks.hook import Place
 from jointcut.aot.progress.progress import Stage
+from jointcut.aot.tape.nodes import Node
 from jointcut.aot.tape.program import Backward
+from jointcut.aot.tape.records import Record
 from jointcut.aot.tape.roll import RolledSweep, structure_of
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.aot.tape.walk import Structure
+from jointcut.aot.trace.differences import first_difference, short_line
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import abstract, runtime
@@ -39,6 +42,10 @@ class Sketch:
         arrays: the type of each array among the arguments, by path.
         ops: the user's line and the name of each op, in running order.
         hooks: the hooks, in words.
+        records: the kind of each op.
+        reads: where the gradients of each op go, in words.
+        seeds: the values that have a cotangent, in words.
+        hook_keys: for each hook, its key among hooks of programs, and the constants that it reads, by name.
         fate: the use of the gradients, in words, such as "returned".
         loop: the number of ops in a block of its loop; 0 without a loop.
     """
@@ -48,16 +55,30 @@ class Sketch:
     hooks: tuple[str, ...]
     fate: str
     loop: int = 0
+    records: tuple[Record, ...] = ()
+    reads: tuple[tuple[str, ...], ...] = ()
+    seeds: tuple[str, ...] = ()
+    hook_keys: tuple[tuple[Any, dict[str, str]], ...] = ()
 
     @classmethod
     def of(cls, sweep: Sweep, arrays: dict[str, str], fate: str) -> Sketch:
         """Return the sketch of a sweep, and of the arguments of its call."""
         block = sweep.block if isinstance(sweep, RolledSweep) else ()
         nodes = [*sweep.nodes, *block]
-        ops = tuple((_line(node.source), node.record.name) for node in reversed(nodes) if node.record is not None)
+        ran = [(node, node.record) for node in reversed(nodes) if node.record is not None]
         called = [*sweep.called, *(sweep.inner if isinstance(sweep, RolledSweep) else ())]
-        places = (hook for hook in called if isinstance(hook, Place))
-        return cls(arrays, ops, tuple(f"{place.kind} {place.named}" for place in places), fate, len(block))
+        places = [hook for hook in called if isinstance(hook, Place)]
+        return cls(
+            arrays,
+            tuple((_line(node.source), record.name) for node, record in ran),
+            tuple(f"{place.kind} {place.named}" for place in places),
+            fate,
+            len(block),
+            tuple(record for _, record in ran),
+            tuple(tuple(_value(parent) for parent, _ in node.edges) for node, _ in ran),
+            tuple(_value(node) for node, _ in sweep.seeds),
+            tuple((place.key, constants_read(place.hook.function)) for place in places),
+        )
 
 
 @dataclass(eq=False)
@@ -131,6 +152,10 @@ class Captures(Sequence[Capture]):
         found = (self._table.get(key) for key in self._table)
         return (capture for capture in found if capture is not None)
 
+    def clear(self) -> None:
+        """Drop all captures, with their programs; the next call of each structure captures it anew."""
+        self._table = Table(KEPT_CAPTURES)
+
     def __repr__(self) -> str:
         """Return a line for each capture."""
         lines = [f"{self._name}: {counted(len(self), 'capture')}"]
@@ -187,18 +212,19 @@ def why(new: Sketch, known: Sequence[Sketch]) -> str:
     if new.loop and new.loop not in [sketch.loop for sketch in known]:
         return f"equal blocks of {counted(new.loop, 'op')} are a loop"
     differences = [*_arrays(new, nearest), *_lines(new, nearest), *_hooks(new, nearest)]
-    if not differences and new.ops != nearest.ops:
-        differences = list(_order(new, nearest))
+    if not differences:
+        differences = list(_order(new, nearest) if new.ops != nearest.ops else _within(new, nearest))
     if new.fate != nearest.fate:
         differences.append(f"gradients are {new.fate}, not {nearest.fate}")
-    return "; ".join(differences[:2]) or "ops read other values, or other arguments get a gradient"
+    return "; ".join(differences[:2]) or "JAX's configuration, or the update's function, is another"
 
 
 def _distance(new: Sketch, old: Sketch) -> int:
     other = sum(1 for path in {*new.arrays, *old.arrays} if new.arrays.get(path) != old.arrays.get(path))
     counts, before = Counter(new.ops), Counter(old.ops)
     counts.subtract(before)
-    return 1000 * other + sum(map(abs, counts.values())) + len(set(new.hooks) ^ set(old.hooks))
+    others = sum(1 for pair in zip(new.records, old.records, strict=False) if pair[0] is not pair[1])
+    return 1000 * other + 10 * sum(map(abs, counts.values())) + others + len(set(new.hooks) ^ set(old.hooks))
 
 
 def _arrays(new: Sketch, old: Sketch) -> Iterator[str]:
@@ -243,7 +269,44 @@ def _order(new: Sketch, old: Sketch) -> Iterator[str]:
     yield "the same ops in another order"
 
 
+def _within(new: Sketch, old: Sketch) -> Iterator[str]:
+    """Yield how the same ops in the same order differ: in what they compute, in what they read, or in their hooks."""
+    for (line, name), record, before in zip(new.ops, new.records, old.records, strict=True):
+        if record is not before:
+            yield from _kinds(f"{name} in {line}", record, before, line)
+            return
+    for (line, name), now, then in zip(new.ops, new.reads, old.reads, strict=True):
+        if now != then:
+            yield f"the gradient of {name} in {line} goes to {_listed(now)} instead of {_listed(then)}"
+            return
+    if new.seeds != old.seeds:
+        yield f"{_listed(new.seeds)} has a cotangent instead of {_listed(old.seeds)}"
+    for hook, (key, now), (old_key, then) in zip(new.hooks, new.hook_keys, old.hook_keys, strict=True):
+        read = (f"{name} is {x} instead of {then.get(name)}" for name, x in now.items() if x != then.get(name))
+        if key != old_key:
+            yield f"in the hook {hook} {next(read, 'an object or an array is another')}"
+
+
+def _kinds(op: str, new: Record, old: Record, line: str) -> Iterator[str]:
+    """Yield how two kinds of op differ, which only JAX's configuration tells apart if nothing is yielded."""
+    differs = first_difference(new.closed, old.closed, line)
+    now, then = (_listed([f"operand {i}" for i in record.wanted]) for record in (new, old))
+    if differs:
+        yield differs
+    elif now != then:
+        yield f"{op} has a gradient for {now} instead of {then}"
+    elif foreign_rules(new.closed):
+        yield f"{op} has a derivative rule that was made anew, so that it may be another"
+
+
+def _value(node: Node) -> str:
+    """Return a value in words: an argument by its path, or an op with its line."""
+    return node.tape.paths[node.place] if node.record is None else f"{node.record.name} in {_line(node.source)}"
+
+
+def _listed(values: Sequence[str]) -> str:
+    return " and ".join(values) or "nothing"
+
+
 def _line(source: Any) -> str:
-    """Return the user's line without folder and function: `train.py:41`."""
-    place = line_at(source) if source is not None else ""
-    return re.sub(r" \(.*\)$", "", Path(place).name)
+    return short_line(line_at(source) if source is not None else "")

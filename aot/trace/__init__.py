@@ -16,6 +16,7 @@ Files, in reading order:
     analyse: Find the inputs that a traced function reads, writes and aliases.
     data: Hold the data of one traced call: its joint program, and the meaning of each flat position.
     blame: Add the user's function, its arguments and a cure to JAX's errors.
+    differences: Say in words where one program first differs from another.
     escapes: Find traced values that a function stored outside itself.
     differentiated: Choose the leaves of a call that are differentiated.
     signature: Describe a pair by names and positions.
