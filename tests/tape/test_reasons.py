@@ -46,7 +46,7 @@ def with_branch(w, v, is_first):
 
 def crossed(w, _, is_first):
     a, b = jnp.sin(w), jnp.cos(w)
-    return jnp.sum((a if is_first else b) - jnp.tanh(a))
+    return jnp.sum((a if is_first else b) - jnp.tanh(a) * jnp.tanh(b))
 
 
 def with_rule(w, scale):
@@ -79,8 +79,8 @@ REASONS = {
     ),
     "edge": (
         crossed, (W, True), (W, False),
-        "the gradient of subtract in test_reasons.py:N goes to cos in test_reasons.py:N and tanh in test_reasons.py:N "
-        "instead of sin in test_reasons.py:N and tanh in test_reasons.py:N",
+        "the gradient of subtract in test_reasons.py:N goes to cos in test_reasons.py:N and multiply in "
+        "test_reasons.py:N instead of sin in test_reasons.py:N and multiply in test_reasons.py:N",
     ),
     "rule": (
         with_rule, (1.0,), (2.0,),
