@@ -16,7 +16,7 @@ from jointcut.aot.tape.records import Records
 from jointcut.aot.trace.blame import explained
 from jointcut.partition.errors import CallError, TraceError, message
 from jointcut.partition.program.jax import eager, runtime
-from jointcut.wrappers.arguments import fixed
+from jointcut.wrappers.arguments import containers, fixed
 from jointcut.wrappers.arguments.objects import is_owned
 from jointcut.wrappers.arguments.originals import Originals
 from jointcut.wrappers.arguments.paths import tree_paths
@@ -54,25 +54,34 @@ class Flattened:
     """One differentiated argument: its tree, its leaves, and the place of each among the leaves of the tape.
 
     A leaf that is not floating point has the place None, and is passed to the function unchanged. The gradient of such
-    a leaf is None `in_modules` of Equinox, and a zero of `float0` elsewhere.
+    a leaf is None `in_modules` of Equinox, the leaf itself where it is `kept`, as the indices of a sparse array are
+    with `jax.experimental.sparse.grad`, and a zero of `float0` elsewhere.
     """
 
     tree: Any
     leaves: tuple[Any, ...]
     places: tuple[int | None, ...]
     in_modules: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
 
     def named(self, root: str) -> list[tuple[str, Any, int | None]]:
         """Return path, leaf and place of each leaf, if the argument is called `root`."""
         return list(zip(tree_paths(root, self.tree), self.leaves, self.places, strict=True))
 
+    def positions(self, root: str) -> str:
+        """Return the path of the first leaf in an array-like object that has no place, such as indices, or nothing."""
+        inside = containers.inside(self.tree)
+        return next((path for i, (path, _, place) in enumerate(self.named(root)) if place is None and i in inside), "")
+
     def gradients(self, flat: Sequence[Any]) -> Any:
         """Return the gradients in the tree of the argument: zeros where none flows, `float0` for non-floats."""
         triples = enumerate(zip(self.leaves, self.places, strict=True))
         gradients = (
-            None if p is None and i in self.in_modules else _gradient(x, None if p is None else flat[p], p)
+            x if i in self.kept
+            else None if p is None and i in self.in_modules
+            else _gradient(x, None if p is None else flat[p], p)
             for i, (x, p) in triples
-        )
+        )  # fmt: skip
         return jax.tree.unflatten(self.tree, list(gradients))
 
     def holding(self, flat: Sequence[Any]) -> Any:
@@ -151,7 +160,8 @@ def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> 
     leaves, tree = jax.tree.flatten(argument)
     whole = jax.tree.unflatten(tree, range(len(leaves)))
     in_modules = frozenset(fixed.inside_modules(whole))
-    held = in_modules.union(*map(jax.tree.leaves, filter(is_owned, jax.tree.leaves(whole, is_leaf=is_owned))))
+    owned = map(jax.tree.leaves, filter(is_owned, jax.tree.leaves(whole, is_leaf=is_owned)))
+    held = in_modules.union(containers.inside(tree), *owned)
     places: list[int | None] = []
     for i, (at, leaf) in enumerate(zip(tree_paths(path, tree), leaves, strict=True)):
         if is_array_like(leaf) and is_inexact(jax.typeof(leaf).dtype):
@@ -163,7 +173,8 @@ def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> 
             raise TraceError(message(at, what, "Leave its argument out of argnums, convert it, or use vjp."))
         else:
             places.append(None)
-    return Flattened(tree, tuple(leaves), tuple(places), in_modules)
+    kept = containers.kept_structure(tree) if must_differ else frozenset[int]()
+    return Flattened(tree, tuple(leaves), tuple(places), in_modules, kept)
 
 
 def as_array(leaf: Any) -> Any:

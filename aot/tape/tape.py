@@ -184,6 +184,9 @@ class Taped:
         if is_update and (written := [path for path in made.originals.written if path.startswith("args[0]")]):
             what = f"is an object that is updated, and {self._name} writes to it."
             raise TraceError(message(written[0], what, "Take value_and_grad, and update after it."))
+        if is_update and (path := made.arguments[0].positions("args[0]")):
+            what = "is a part of an array-like object that has no gradient, and value_and_update updates all parts."
+            raise TraceError(message(path, what, "Take value_and_grad, and update after it."))
         made.originals.write(value_of)
         return made
 
