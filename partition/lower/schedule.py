@@ -196,7 +196,8 @@ class _Halves:
             sides, apart = self.problem.sides, self.problem.backend.taken_apart
             steps = _Pass(self.graph, sides.backward, exported, self.sums, apart=apart).steps(TOP)
         steps = updated(self.problem, hooked_early(self.graph, steps))
-        return settled(self.graph, steps) if self.problem.backend.puts_off else steps
+        backend = self.problem.backend
+        return settled(self.graph, steps, backend.several) if backend.puts_off else steps
 
     def read(self, steps: Iterable[Step]) -> set[int]:
         """The values that some steps read, whole or step by step."""

@@ -12,6 +12,7 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition.lower import verify
+from jointcut.partition.lower.among import settle
 from jointcut.partition.lower.steps import Enter, Run, Settle, runs
 from jointcut.partition.plans.backend import CPU, GPU
 from jointcut.partition.program.roles import Role
@@ -19,6 +20,8 @@ from programs import EVERY_PROGRAM, OF_EACH_KIND, named
 
 #: The same habits, but that it puts nothing off.
 PROMPT = replace(GPU, puts_off=False)
+#: The same, for values that may lie on several devices.
+SEVERAL = replace(GPU, several=True)
 
 
 def written_out(layers, x):
@@ -48,11 +51,17 @@ LAYERS = [(normal(i, 32, 64), normal(i + 9, 64, 32)) for i in range(6)]
 X = normal(20, 16, 32)
 STACKED = jax.tree.map(lambda *rows: jnp.stack(rows), *LAYERS)
 CASES = [(written_out, LAYERS), (scanned, STACKED), (tied, LAYERS)]
+#: Waits of one device, then of several with 16, 3 and 1 buckets, and with one of a byte.
+COUNTS = {written_out: [6, 6, 2, 0, 6], scanned: [2, 1, 1, 1, 2], tied: [6, 6, 5, 0, 6]}
 
 
 def cut(function, layers, backend):
     traced = aot.function(function).trace(layers, X)
     return traced, traced.partition("min_cut").split.on(backend)
+
+
+def settles(split):
+    return [step for step in all_steps(split.schedule.backward) if isinstance(step, Settle)]
 
 
 def all_steps(steps):
@@ -105,6 +114,30 @@ def test_nothing_is_settled_on_a_cpu_or_where_nothing_is_computed_again():
     traced, split = cut(written_out, LAYERS, CPU)
     kept = traced.partition("save_all").split.on(GPU)
     assert not any(isinstance(s, Settle) for each in (split, kept) for s in all_steps(each.schedule.backward))
+
+
+@pytest.mark.parametrize(("function", "layers"), CASES, ids=lambda x: getattr(x, "__name__", ""))
+def test_over_several_devices_cotangents_wait_for_many_gradients_at_once(function, layers, monkeypatch):
+    traced, split = cut(function, layers, GPU)
+    flat = [*traced.consts, *jax.tree.leaves((layers, X))]
+    _, want = verify.run(split.halves, split.graph, flat, [jnp.float32(1)])
+    counts = [len(settles(split))]
+    for buckets, least in ((16, 25 * 2**20), (3, 25 * 2**20), (1, 25 * 2**20), (1, 1)):
+        monkeypatch.setattr(settle, "BUCKETS", buckets)
+        monkeypatch.setattr(settle, "BUCKET_BYTES", least)
+        over = split.on(SEVERAL)
+        counts.append(len(settles(over)))
+        _, got = verify.run(over.halves, over.graph, flat, [jnp.float32(1)])
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert counts == COUNTS[function]
+
+
+def test_what_a_loop_pulls_back_is_no_gradient():
+    _, split = cut(scanned, STACKED, SEVERAL)
+    (loop,) = (step for step in split.schedule.backward if isinstance(step, Enter))
+    ends = {*loop.stacks, *(v for v in split.graph.bodies[loop.op].carried if v is not None)}
+    shapes = {split.graph.values[v].shape for v in settle._gradients(split.graph, loop.steps, ends)}
+    assert shapes == {(32, 64), (64, 32)}
 
 
 @pytest.mark.parametrize("name", sorted(OF_EACH_KIND)[:: 1 if EVERY_PROGRAM else 3])

@@ -221,6 +221,14 @@ def test_products_for_weights_are_not_put_off_where_devices_share_a_batch():
     cuts = [aot.function(f).trace(*args).partition() for f, args in ((looped, (stacked, x)), (unrolled, (layers, x)))]
     in_scan, written = (cut.compile().activation_bytes for cut in cuts)
     assert written <= 1.1 * in_scan
+    sums = [
+        program.as_text().count(" all-reduce-start(")
+        for program in (
+            jax.jit(jax.value_and_grad(looped)).lower(stacked, x).compile(),
+            *(cut.jits.compiled("step") for cut in cuts),
+        )
+    ]
+    assert 0 < sums[1] <= sums[0] and sums[2] < len(jax.tree.leaves(layers))  # those of one layer come together
     hides = {"xla_gpu_enable_latency_hiding_scheduler": True, "xla_gpu_enable_analytical_sol_latency_estimator": False}
     lowered = (cut.jits.lowered("step").compile(compiler_options=hides) for cut in cuts)
     in_scan, written = (program.memory_analysis().temp_size_in_bytes for program in lowered)
