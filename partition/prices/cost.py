@@ -81,7 +81,7 @@ class Roofline:
         """Refuse rates that are not positive and finite."""
         for rate in fields(self):
             given = getattr(self, rate.name)
-            if given is None and rate.name in ("fresh_bytes_per_s", "host_bytes_per_s"):
+            if given is None and rate.default is None:
                 continue
             if not (_is_finite(given) and given > 0):
                 cure = "Give what the device does in a second, or measure it."

@@ -11,16 +11,20 @@ of these for most chips (`xla/backends/gpu/target_config/specs`).
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.flops import products
 from jointcut.partition.program.graph import Graph, Op
+from jointcut.partition.program.primitives import COLLECTIVES
 
 #: The shares of a data sheet's figures that programs attain. On an H100 a large product in TF32 reaches 0.8 of its
 #: peak, and a loop over elements 0.85 of the memory's rate. By the cycles that XLA:TPU tells, products reach 0.8, too.
 ATTAINED = {"products": 0.8, "elementwise": 0.75, "memory": 0.85, "links": 0.8}
+
+#: The seconds that a collective of few bytes takes, about as nccl-tests tells on eight GPUs of one host.
+LINK_S = 2e-5
 
 _CONFIGURATION = """gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: {warp} shared_memory_per_block: {block}
@@ -42,11 +46,22 @@ class Accelerator(Roofline):
         half_flops_per_s: the same for operands of 16 bits or fewer.
         full_flops_per_s: the same for float32 at the highest precision.
         double_flops_per_s: the same for float64.
+        link_bytes_per_s: bytes from other devices to one; None where they come by way of the host.
     """
 
     half_flops_per_s: float = 1.0
     full_flops_per_s: float = 1.0
     double_flops_per_s: float = 1.0
+    link_bytes_per_s: float | None = None
+
+    def seconds(self, graph: Graph, op: Op) -> float:
+        """The time as in `Roofline`; for an op among devices, that of its bytes on the links."""
+        if op.name not in COLLECTIVES:
+            return super().seconds(graph, op)
+        moved = max(sum(graph.values[v].bytes for v in ends) for ends in (op.inputs, op.outputs))
+        rate = self.link_bytes_per_s or self.host_bytes_per_s
+        assert rate is not None, "an accelerator has a link to its host"
+        return LINK_S + moved / rate
 
     def product_rate(self, graph: Graph, op: Op) -> float:
         """The flops per second of an op's products, by the types of their operands and their precision."""
@@ -119,6 +134,7 @@ def _gpu(
     given = defaults | limits | {"bandwidth": round(memory), "kind": kind, "platform": platform.upper()}
     given |= {"capability": capability, "library": library if platform == "cuda" else "dnn_version_info { }"}
     links_per_s = links * share["links"] or None
+    rates = replace(rates, link_bytes_per_s=links_per_s and links_per_s / 2)
     return Chip(name, platform, kind, given["memory"], rates, links_per_s, source, _CONFIGURATION.format(**given))
 
 
@@ -135,7 +151,7 @@ def _tpu(
     products, share = 1e12 * teraflops * ATTAINED["products"], ATTAINED
     rates = Accelerator(
         products, 1e12 * vectors * share["elementwise"], 1e9 * memory * share["memory"], None, 32e9 * share["links"],
-        products, products / 6, products / 50,
+        products, products / 6, products / 50, 1e9 * links * share["links"] / 2,
     )  # fmt: skip
     links_per_s = 1e9 * links * share["links"]
     return Chip(name, "tpu", kind, round(size * 2**30), rates, links_per_s, source, counts=counts)

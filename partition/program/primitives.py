@@ -53,6 +53,7 @@ WORDS: dict[str, str] = {
     "series": "a series or an iteration for each element",
     "draws": "makes random numbers, or keys for others",
     "communicates": "talks to other devices, which must all take part",
+    "gathers": "gives each device the parts of all: if it runs again, nothing but time is lost",
     "calls": "a call that stays closed for the sake of its derivative; it is as cheap or heavy as the ops inside",
     "opens": "a call that may be replaced by the ops inside",
     "loops": "runs the program inside several times",
@@ -288,9 +289,9 @@ TABLE: dict[str, str] = {
     "rng_bit_generator": "draws",
     "threefry2x32": "draws",
     # Among devices.
-    "all_gather": "communicates linear",
-    "all_gather_invariant": "communicates",
-    "all_gather_reduced": "communicates",
+    "all_gather": "communicates gathers linear",
+    "all_gather_invariant": "communicates gathers",
+    "all_gather_reduced": "communicates gathers",
     "all_to_all": "communicates linear",
     "pbroadcast": "communicates",
     "pgather": "communicates",
@@ -378,15 +379,12 @@ SUMS, ADDING, SAME_NUMBERS, IDENTITY = those("sums"), those("adds"), those("same
 KEEPING, ROUNDING, RESHAPING, UNDONE = those("keeps"), those("rounds"), those("reshapes"), those("undone")
 COMPARING, ORDERS, JUMPING, MASKS = those("compares"), those("orders"), those("jumps"), those("masks")
 MAKES_ZEROS, BY_RESULT, DECOMPOSING = those("zeroes"), those("by_result"), those("decomposes")
-INDEXING, BRANCHING, LIBRARY = those("indexes"), those("branches"), those("library")
+INDEXING, BRANCHING, LIBRARY, GATHERS = those("indexes"), those("branches"), those("library"), those("gathers")
 
 #: Reductions whose results for parts are joined by one more; primitives that make zeros from zeros; primitives that
 #: XLA:CPU does not compute twice.
-FOLDS, ZERO_OF_ZEROS, NEVER_TWICE = (
-    REDUCTIONS - those("finds"),
-    LINEAR | those("zero"),
-    DEAR - those("again") | those("once"),
-)
+FOLDS, ZERO_OF_ZEROS = REDUCTIONS - those("finds"), LINEAR | those("zero")
+NEVER_TWICE = DEAR - those("again") | those("once")
 
 #: Primitives that are run again rather than saved; those that give a part of a value, or the value in another order.
 CHEAP, VIEWS = ELEMENTWISE | MOVEMENT, RENAMING | {"slice", "transpose"}

@@ -629,6 +629,38 @@ def sharded_weights_are_gathered_no_more_often_than_by_plain_jax():
         assert plain[1] > 0, "plain JAX gathers"
 
 
+def gathered_weights_are_kept_or_gathered_again():
+    """As a policy says, by parameter, or as a budget needs it; nothing else that talks to other devices runs again."""
+
+    def layer(x, w):
+        up, down = (lax.all_gather(part, "d", axis=1, tiled=True) for part in w)
+        return x + jnp.tanh(jnp.sin(x @ up)) @ down
+
+    def unrolled(ws, x):
+        for i in range(3):
+            x = layer(x, jax.tree.map(lambda w, i=i: w[i], ws))
+        return lax.pmean(jnp.mean(x**2), "d")
+
+    def scanned(ws, x):
+        return lax.pmean(jnp.mean(lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0] ** 2), "d")
+
+    ws, part = tuple(0.1 * jax.random.normal(KEYS[i], (3, 64, 64)) for i in range(2)), P(None, None, "d")
+    for whole in (unrolled, scanned):
+        laid = jax.shard_map(whole, mesh=ROWS, in_specs=((part, part), P("d")), out_specs=P())
+        args = ws, jax.random.normal(KEYS[3], (16, 64))
+        plain = moves(laid, *args)
+        taken, kept = [], []
+        for options in ({}, {"policy": {"all_gather": aot.MUST_RECOMPUTE}}, {"budget": 0.0}):
+            cut = aot.function(laid, **options).trace(*args).partition()
+            near(cut.compile().value_and_grad(*args), jax.jit(jax.value_and_grad(laid))(*args))
+            taken.append(moves(cut))
+            kept.append(len([s for s in cut.plan.saved if s.op == "all_gather"]))
+        gathers = [row.pop(1) for row in (plain, *taken)]
+        assert all(row == plain for row in taken), (whole.__name__, plain, taken)
+        assert gathers[0] == gathers[1] < min(gathers[2:]) <= max(gathers) <= 2 * gathers[0], gathers
+        assert kept[0] > 0 == kept[1], kept
+
+
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 
 
@@ -674,6 +706,7 @@ def rows_on_several_devices_are_not_put_into_blocks_in_silence():
 
 
 CLAIMS = [
+    gathered_weights_are_kept_or_gathered_again,
     sharded_weights_are_gathered_no_more_often_than_by_plain_jax,
     rows_of_a_device_run_in_blocks_and_devices_add_up_once,
     rows_on_several_devices_are_not_put_into_blocks_in_silence,

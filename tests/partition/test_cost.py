@@ -17,6 +17,7 @@ from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import PlanError
 from jointcut.partition.prices.cost import Roofline, op_seconds, recompute_seconds, saving_bytes
 from jointcut.partition.prices.flops import flops, moved_bytes
+from jointcut.partition.prices.targets import CHIPS, LINK_S
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP
 from jointcut.partition.program.primitives import WEIGHTS
 from jointcut.partition.program.roles import Roles
@@ -269,3 +270,13 @@ def test_saving_costs_a_copy_per_trip_and_inputs_and_outputs_are_free():
     prices = saving_bytes(graph, classify(graph))
     assert (prices[0], prices[1], prices[10]) == (0, 0, 0)
     assert (prices[4], prices[6], prices[9]) == (32, 5 * 32, 15 * 32)
+
+
+GATHER = parse("primal %0:float32[125000000]\n%1:float32[1000000000] = all_gather %0\noutput %1")
+
+
+@pytest.mark.parametrize(("name", "bytes_per_s"), [("h100", 0.8 * 900e9 / 2), ("l4", 0.8 * 32e9), ("v5e", None)])
+def test_what_moves_among_devices_takes_the_time_of_the_links(name, bytes_per_s):
+    rates = CHIPS[name].rates
+    rate = rates.link_bytes_per_s if bytes_per_s is None else bytes_per_s
+    assert math.isclose(rates.seconds(GATHER, GATHER.ops[0]), LINK_S + 4e9 / rate)

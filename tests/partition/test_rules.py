@@ -186,3 +186,9 @@ def test_what_is_read_outside_its_loop_never_runs_twice_even_if_a_budget_would_p
     verdict = judge(graph, classify(graph))[6]
     assert verdict == Verdict("", "it is read outside the loop that makes it")
     assert not verdict.is_costly
+
+
+@pytest.mark.parametrize(("name", "is_costly"), [("all_gather", True), ("psum", False), ("ppermute", False)])
+def test_a_budget_may_gather_again_and_no_more_among_devices(name, is_costly):
+    graph = parse(f"primal %0:float32[8]\n%1:float32[64] = {name} %0\n%2:float32[64] = sin %1\noutput %2")
+    assert judge(graph, classify(graph))[1] == Verdict("", f"{name} talks to other devices", is_costly)
