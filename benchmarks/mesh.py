@@ -6,7 +6,7 @@
 
 A GPT and a mixture of experts of six layers, in a scan and unrolled, in five layouts that only the arguments name.
 Plain JAX, ours in the user's jit, and ours called. Bytes are temporaries of one device by XLA's account. Collectives
-are those that the compiled step runs, with the bytes that they make.
+are those that the compiled step runs, with the bytes that they make. Width 64 on the host, 512 where nothing runs.
 """
 
 import argparse
@@ -32,16 +32,19 @@ from rich.table import Table
 from benchmarks.measure import memory_of, wide_console
 from benchmarks.parallel import (
     LAYERS,
-    MATRICES,
-    OF_EXPERTS,
+    TIME,
+    WIDTH,
     Moves,
+    Shapes,
     Weights,
     arguments,
     block,
     expert_block,
     in_words,
     listed,
+    matrices,
     moves,
+    of_experts,
     relative_error,
     through,
 )
@@ -49,7 +52,12 @@ from jointcut import aot
 from jointcut.aot.run.compile import compiled
 
 RESULTS = Path(__file__).parent / "results"
-MODELS = {"GPT": (block, MATRICES), "MoE": (expert_block, OF_EXPERTS)}
+MODELS: dict[str, tuple[Callable[[Array, Weights], Array], Shapes]] = {
+    "GPT": (block, matrices),
+    "MoE": (expert_block, of_experts),
+}
+#: Width and length of a sequence: on the host, and where nothing runs, large enough for temporaries in HBM.
+SMALL, LARGE = (WIDTH, TIME), (512, 256)
 
 
 @dataclass(frozen=True)
@@ -124,8 +132,9 @@ def measure(name: str, model: str, layout: Layout, is_scan: bool, goal: aot.Targ
         if goal is None
         else goal.mesh(layout.sizes, layout.axes)
     )
-    weights, x = arguments(shapes)
-    args, places = (weights if is_scan else listed(weights), x), laid(layout, mesh, shapes, is_scan)
+    width, length = SMALL if goal is None else LARGE
+    weights, x = arguments(width, length, shapes)
+    args, places = (weights if is_scan else listed(weights), x), laid(layout, mesh, shapes(width), is_scan)
     function = partial(loss, layer)
     if goal is None:
         args = jax.device_put(args, places)

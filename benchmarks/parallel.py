@@ -11,19 +11,24 @@ from jax import Array, lax
 
 from benchmarks.programs import moe
 
-LAYERS, ROWS, TIME, WIDTH, HEADS, EXPERTS, HIDDEN = 6, 64, 64, 64, 4, 8, 128  # rows for all devices
-MATRICES = {"qkv": (3, WIDTH, WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-OF_EXPERTS = {
-    "qkv": (3, WIDTH, WIDTH),
-    "out": (WIDTH, WIDTH),
-    "router": (WIDTH, EXPERTS),
-    "gate": (EXPERTS, WIDTH, HIDDEN),
-    "up": (EXPERTS, WIDTH, HIDDEN),
-    "down": (EXPERTS, HIDDEN, WIDTH),
-}
+LAYERS, ROWS, TIME, WIDTH, HEADS, EXPERTS = 6, 64, 64, 64, 4, 8  # rows for all devices
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 Weights = dict[str, Array]
 Moves = dict[str, tuple[int, int]]
+Shapes = Callable[[int], dict[str, tuple[int, ...]]]
+
+
+def matrices(width: int = WIDTH) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer of the GPT."""
+    square = (width, width)
+    return {"qkv": (3, *square), "out": square, "up": (width, 4 * width), "down": (4 * width, width)}
+
+
+def of_experts(width: int = WIDTH) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer of the mixture of experts."""
+    into, out = (EXPERTS, width, 2 * width), (EXPERTS, 2 * width, width)
+    square = {"qkv": (3, width, width), "out": (width, width), "router": (width, EXPERTS)}
+    return {**square, "gate": into, "up": into, "down": out}
 
 
 def norm(x: Array) -> Array:
@@ -34,7 +39,7 @@ def norm(x: Array) -> Array:
 def attention(x: Array, w: Weights, heads: int) -> Array:
     """Self-attention on the stream `(rows, time, width)`."""
     q, k, v = ((norm(x) @ w["qkv"][i]).reshape(*x.shape[:2], heads, -1) for i in range(3))
-    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / (WIDTH // HEADS) ** 0.5)
+    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5)
     return jnp.einsum("bhts,bshd->bthd", weights, v).reshape(*x.shape[:2], -1) @ w["out"]
 
 
@@ -47,7 +52,7 @@ def block(x: Array, w: Weights, heads: int = HEADS, whole: Callable[[Array], Arr
 def expert_block(x: Array, w: Weights) -> Array:
     """Self-attention and experts, two for each token, each added to the stream; the balancing loss is left out."""
     x = x + attention(x, w, HEADS)
-    return x + moe.experts(w, norm(x), int(1.25 * moe.CHOICES * TIME / EXPERTS))[0]
+    return x + moe.experts(w, norm(x), int(1.25 * moe.CHOICES * x.shape[1] / EXPERTS))[0]
 
 
 def through(layer: Callable[[Array, Weights], Array], weights: Weights | list[Weights], x: Array) -> Array:
@@ -64,12 +69,12 @@ def listed(weights: Weights) -> list[Weights]:
     return [jax.tree.map(lambda w, i=i: w[i], weights) for i in range(LAYERS)]
 
 
-def arguments(shapes: dict[str, tuple[int, ...]] = MATRICES) -> tuple[Weights, Array]:
-    """Stacked weights, and a batch."""
-    *keys, of_batch = jax.random.split(jax.random.key(0), len(shapes) + 1)
-    pairs = zip(shapes.items(), keys, strict=True)
+def arguments(width: int = WIDTH, time: int = TIME, shapes: Shapes = matrices) -> tuple[Weights, Array]:
+    """Stacked weights of some width, and a batch."""
+    *keys, of_batch = jax.random.split(jax.random.key(0), len(shapes(width)) + 1)
+    pairs = zip(shapes(width).items(), keys, strict=True)
     weights = {name: 0.1 * jax.random.normal(key, (LAYERS, *shape)) for (name, shape), key in pairs}
-    return weights, jax.random.normal(of_batch, (ROWS, TIME, WIDTH))
+    return weights, jax.random.normal(of_batch, (ROWS, time, width))
 
 
 # ----------------------------------------------------------------------------------------------------- collectives
