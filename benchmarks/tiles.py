@@ -1,7 +1,7 @@
 """Put budgets below the floor: a quarter and a tenth of plain JAX's activations, which no residuals hold.
 
     python -m benchmarks.tiles                      # the suite at its size `small`: how many hold each budget
-    python -m benchmarks.tiles resnet unet          # some programs
+    python -m benchmarks.tiles resnet unet          # some programs, in place of what was measured of them
     python -m benchmarks.tiles --target h100        # by XLA's account for a GPU that need not be here
     python -m benchmarks.tiles --outside            # models of libraries that nothing was tuned for
 
@@ -30,7 +30,8 @@ from benchmarks.programs import Program
 from jointcut import aot
 from jointcut.partition.errors import BudgetError
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
 BUDGETS = (0.25, 0.1)
 
 
@@ -69,9 +70,10 @@ def measured(program: Program, budget: float, target: str | None) -> Row:
         found = (error.least_bytes or 0) - fixed_bytes
         return Row(program.name, budget, found / plain_bytes, False, (), time.perf_counter() - start, None)
     seconds = time.perf_counter() - start
+    tiles = tuple(str(tile).replace(f"{HERE.parent}/", "") for tile in cut.plan.tiles)
     share = cut.fitted.measured.activation_bytes / plain_bytes if cut.fitted else 1.0
     error = None if target else error_of(program, budget)
-    return Row(program.name, budget, share, True, tuple(map(str, cut.plan.tiles)), seconds, error)
+    return Row(program.name, budget, share, True, tiles, seconds, error)
 
 
 def error_of(program: Program, budget: float) -> float:
@@ -102,8 +104,15 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
+def keep(path: Path, row: Row) -> None:
+    """Write a row to a file of rows, in place of the row of the same program and budget if there is one."""
+    known: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    made = {(old["name"], old["budget"]): old for old in known} | {(row.name, row.budget): asdict(row)}
+    path.write_text(json.dumps({"machine": machine(), "rows": [*made.values()]}, indent=2) + "\n", "utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure what the command line asks for, print a table, and keep the rows of a whole suite."""
+    """Measure what the command line asks for, keep each row, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("programs", nargs="*", help="names of programs; all by default")
     parser.add_argument("--target", help="a device that need not be here, such as h100")
@@ -112,19 +121,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     source = outside if given.outside else programs
     names = given.programs or (outside.MODELS if given.outside else programs.PROGRAMS)
+    path = RESULTS / f"tiles{'-outside' * given.outside}{'-' + given.target if given.target else ''}.json"
     console, rows = wide_console(140), list[Row]()
     for name in names:
         for budget in given.budgets:
             rows.append(measured(source.load(name), budget, given.target))
+            keep(path, rows[-1])
             console.print(table(rows[-1:]))
     console.print(table(rows))
     for budget in given.budgets:
         held = sum(row.is_held for row in rows if row.budget == budget)
         console.print(f"{held} of {len(names)} programs hold a budget of {budget:g}.")
-    if not given.programs:
-        name = f"tiles{'-outside' * given.outside}{'-' + given.target if given.target else ''}.json"
-        text: dict[str, Any] = {"machine": machine(), "rows": [asdict(row) for row in rows]}
-        (RESULTS / name).write_text(json.dumps(text, indent=2) + "\n")
 
 
 if __name__ == "__main__":
