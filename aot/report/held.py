@@ -24,14 +24,17 @@ _BACKWARD = "transpose("  # in the names of instructions that carry a cotangent
 
 
 def held(compiled: Any) -> Lifetimes | None:
-    """Return the arrays alive at each instruction of a `jax.stages.Compiled`; None if its device gives no assignment.
+    """Return the arrays alive at each instruction of a `jax.stages.Compiled`; None if its device does not say."""
+    liveness = Liveness.of(compiled)
+    return None if liveness is None else lifetimes_of(liveness)
+
+
+def lifetimes_of(liveness: Liveness) -> Lifetimes:
+    """Return the arrays alive at each instruction.
 
     A loop's body is listed once. The names of instructions tell the step where the backward begins (`_boundary`).
     """
-    liveness = Liveness.of(compiled)
-    if liveness is None:
-        return None
-    instructions, times = liveness.instructions, sorted(set(liveness.executed))
+    instructions, times = liveness.instructions, liveness.times
     executed = [instructions.by_id[liveness.order.instructions[time]] for time in times]
     boundary, trips, place_of = _boundary(executed), Counter(liveness.executed), _places(instructions)
     moments = tuple(

@@ -57,6 +57,11 @@ class Liveness:
     executed: list[int]
     values: list[HeldValue]
 
+    @property
+    def times(self) -> list[int]:
+        """The times at which work is done, each once."""
+        return sorted(set(self.executed))
+
     @classmethod
     def of(cls, compiled: Any) -> Liveness | None:
         """Read a `jax.stages.Compiled`; None where its device gives no buffer assignment."""

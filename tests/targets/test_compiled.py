@@ -5,7 +5,6 @@ They come with JAX's plugins, which the extras `cuda` and `tpu` install, and for
 
 import json
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.account import RESULTS, read
-from compilers import FOLDER
 from jointcut import aot
 from jointcut.aot.options.target import ON_H200, Target
 from jointcut.aot.planning.size_search import MOST_COMPILED
@@ -22,6 +20,7 @@ from jointcut.aot.report.tabular import of_account
 from jointcut.aot.run.compile import BY_LIBRARIES, compiled_unseen
 from jointcut.aot.run.runnable import Runnable
 from jointcut.partition.errors import BudgetError, RoomError, TargetError
+from targeted import installed
 
 
 def struct(*shape, sharding=None):
@@ -44,18 +43,6 @@ def written_out(ws, x):
 SCANNED = struct(6, 256, 1024), struct(4096, 256)
 WRITTEN_OUT = [struct(512, 512)] * 4, struct(4096, 512)
 PROGRAMS = [(scanned, SCANNED), (written_out, WRITTEN_OUT)]
-
-
-def installed(name):
-    """A target whose compiler is installed; the test is skipped where none is."""
-    if FOLDER.is_dir() and str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    target = aot.target(name)
-    try:
-        _ = target.devices
-    except TargetError as error:
-        pytest.skip(str(error).splitlines()[1])
-    return target
 
 
 @pytest.fixture(params=["h100", "v5e-1"])

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jointcut.aot.call.doctor.equal_rows import equal_rows, hoisted
-from jointcut.aot.call.doctor.gradients import GradientTaken, budget_for, gradients
+from jointcut.aot.call.doctor.gradients import GradientTaken, budget_for, gradients, peak_with
+from jointcut.aot.call.doctor.late import barred, late_gradients
 from jointcut.aot.call.doctor.subject import Subject, type_of
-from jointcut.aot.report.liveness import Liveness
 from jointcut.partition.drawing.picture import short
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
 from jointcut.partition.program.jax import abstract, jaxprs, jitting
 from jointcut.partition.program.places import place
+from jointcut.partition.program.roles import Tile
 
 _SMALL = 0.005  # of the memory that a program takes: a smaller argument is not donated
 _LARGE = 0.25  # of the memory that a program takes: one array above that is a cause of its own
@@ -27,11 +28,13 @@ class Cause:
     """Why a step needs its memory.
 
     Attributes:
-        name: "residuals", "donation", "one array", "equal rows", "gathered arrays" or "rematerialisation".
+        name: "residuals", "donation", "one array", "equal rows", "late weight gradients", "gathered arrays"
+            or "rematerialisation".
         evidence: a sentence with bytes and the user's line.
         cure: a line to type; empty where none is known.
         peak_bytes: the bytes that the step takes with the cure, by XLA's account; None where it was not tried.
         note: why the cure was not tried, or does not do.
+        blocks: the rows that run in blocks with the cure, each with its line.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Cause:
     cure: str = ""
     peak_bytes: int | None = None
     note: str = ""
+    blocks: tuple[str, ...] = ()
 
     def told(self, memory_bytes: int) -> list[str]:
         """Return the cause and its cure as lines."""
@@ -49,7 +53,7 @@ class Cause:
         if self.peak_bytes is not None:
             fits = ", which fits" if self.peak_bytes <= memory_bytes else ", still too much"
             result = f"compiled with it: {human_bytes(self.peak_bytes)}{fits}"
-        return [*lines, f"  {self.cure}", f"  {result}"]
+        return [*lines, f"  {self.cure}", f"  {result}", *(f"  rows in blocks: {rows}" for rows in self.blocks)]
 
 
 def causes(subject: Subject, memory_bytes: int) -> tuple[Cause, ...]:
@@ -62,7 +66,12 @@ def causes(subject: Subject, memory_bytes: int) -> tuple[Cause, ...]:
         evidence = f"neither the budget for {_losses(found)} nor the donation suffices, so both were tried together."
         both = _with_budget("both", evidence, subject.anew(donated=donated), found, memory_bytes)
         told.append(replace(both, cure=f"{both.cure}, and donate_argnums={donated}" * bool(both.cure)))
-    told += [*_one_array(subject), *_equal_rows(subject), *_gathered(subject)]
+    told += [
+        *_late(subject, found),
+        *_one_array(subject, found, memory_bytes, told),
+        *_equal_rows(subject),
+        *_gathered(subject),
+    ]
     text = "" if subject.program is None else subject.program.as_text()
     return (*told, *rematerialised(text or ""))
 
@@ -90,11 +99,17 @@ def _with_budget(
     if tried.peak_bytes is not None and tried.peak_bytes >= subject.account.peak_bytes:
         note = "A budget does not help: no plan was found that takes less."
         return Cause(name, evidence, "", tried.peak_bytes, note)
-    budget = "0.0" if tried.budget == 0.0 else f'"{tried.budget}"'
+    budget = f'"{tried.budget}"' if isinstance(tried.budget, str) else str(tried.budget)
     cures = dict.fromkeys(f"{taken.name} = aot.function({taken.name}, budget={budget})" for taken in found)
     is_ours = any(taken.is_ours for taken in found)
     cure = f"budget={budget} in the aot.function of {_losses(found)}" if is_ours else "; ".join(cures)
-    return Cause(name, evidence, cure, tried.peak_bytes, tried.error)
+    blocks = tuple(dict.fromkeys(map(_blocks, tried.tiles)))
+    return Cause(name, evidence, cure, tried.peak_bytes, tried.error, blocks)
+
+
+def _blocks(tile: Tile) -> str:
+    array, at, where = str(tile).partition(" at ")
+    return array + at + short(where)
 
 
 def _waiting_bytes(lives: Lifetimes | None) -> int:
@@ -152,8 +167,10 @@ def _in_vain(subject: Subject) -> Iterator[Cause]:
 # ------------------------------------------------------------------------------------------------- arrays and stacks
 
 
-def _one_array(subject: Subject) -> Iterator[Cause]:
-    """Tell the largest temporary at the peak, if it is much of it."""
+def _one_array(
+    subject: Subject, found: Sequence[GradientTaken], memory_bytes: int, told: Sequence[Cause]
+) -> Iterator[Cause]:
+    """Tell the largest temporary at the peak, if it is much of it, and try budgets, which may run it in blocks."""
     lives = subject.lives
     alive = () if lives is None else lives.alive(lives.peak)
     total = sum(buffer.bytes for buffer in alive)
@@ -161,7 +178,14 @@ def _one_array(subject: Subject) -> Iterator[Cause]:
         return
     evidence = f"{human_bytes(alive[0].bytes)} of {human_bytes(total)} of temporaries at the peak are one array, "
     evidence += f"of {alive[0].op} at {short(alive[0].place.line) or 'no known line'}."
-    yield Cause("one array", evidence, note="No cure was tried: only you can say whether it must be whole.")
+    if not found:
+        yield Cause("one array", evidence, note="No cure was tried: only you can say whether it must be whole.")
+    elif not any(cause.name == "residuals" for cause in told):
+        yield _with_budget("one array", evidence, subject, found, memory_bytes)
+    elif any(cause.blocks for cause in told):
+        yield Cause("one array", evidence, note="With the budget above its rows run in blocks.")
+    else:
+        yield Cause("one array", evidence, note="The budget above does not divide it. Only you can.")
 
 
 def _equal_rows(subject: Subject) -> Iterator[Cause]:
@@ -185,14 +209,32 @@ def _equal_rows(subject: Subject) -> Iterator[Cause]:
 # ------------------------------------------------------------------------------------------- what XLA did by itself
 
 
+def _late(subject: Subject, found: Sequence[GradientTaken]) -> Iterator[Cause]:
+    """Tell the weight gradients that XLA computes late, and compile with barriers on the operands of their products."""
+    lives, liveness = subject.lives, subject.liveness
+    if lives is None or liveness is None or not found:
+        return
+    late = [each for each in late_gradients(liveness, liveness.times[lives.peak]) if each.line]
+    if not subject.is_large(sum(each.bytes for each in late)):
+        return
+    peak_bytes = peak_with(subject, lambda loss: barred(loss, [each.line for each in late]))
+    if not subject.is_large(subject.account.peak_bytes - peak_bytes):
+        return
+    size, lines = human_bytes(sum(each.bytes for each in late)), " and ".join(short(each.line) for each in late)
+    count = counted(sum(each.count for each in late), "weight gradient")
+    evidence = f"{size} at the peak wait for {count} of {lines}, which XLA computes late: what they read is there."
+    cure = "x, w = jax.lax.optimization_barrier((x, w))  # before each product x @ w there"
+    yield Cause("late weight gradients", evidence, cure, peak_bytes)
+
+
 def _gathered(subject: Subject) -> Iterator[Cause]:
     """Tell the arrays that a resharding gathers whole on each device."""
-    liveness = None if subject.program is None else Liveness.of(subject.program)
-    if liveness is None:
+    lives, liveness = subject.lives, subject.liveness
+    if lives is None or liveness is None:
         return
-    found = liveness.instructions
+    found, time = liveness.instructions, liveness.times[lives.peak]
     sizes: Counter[str] = Counter()
-    for value in liveness.values:
+    for value in (each for each in liveness.values if each.start <= time <= each.end):
         maker = found.by_id[value.maker]
         if maker.opcode.startswith("all-gather"):
             named = found.named(maker)

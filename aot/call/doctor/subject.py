@@ -12,9 +12,11 @@ from typing import Any
 import jax
 from jax.tree_util import keystr
 
+from jointcut.aot.call.doctor.scheduled import scheduled
 from jointcut.aot.options.options import name_of
 from jointcut.aot.options.target import Target
-from jointcut.aot.report.held import held
+from jointcut.aot.report.held import lifetimes_of
+from jointcut.aot.report.liveness import Liveness
 from jointcut.aot.run.compile import ProgramMemory, compiled, no_room
 from jointcut.aot.run.weigh import can_weigh, weigh
 from jointcut.partition.errors import RoomError
@@ -23,6 +25,7 @@ from jointcut.partition.program.jax import abstract, jaxprs, jitting
 from jointcut.wrappers.arguments.tree import struct
 
 _WORTH_IT = 0.05  # of the memory that a program takes: less is not told
+_NEAR = 0.2  # of XLA's temporaries: a schedule that holds so much more or less is not told
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,20 @@ class Subject:
         return program, ProgramMemory.of(program)
 
     @cached_property
+    def liveness(self) -> Liveness | None:
+        """The temporary values of the program, by its schedule where the device does not say; None if that differs."""
+        if self.program is None:
+            return None
+        if (told := Liveness.of(self.program)) is not None:
+            return told
+        found = scheduled(self.program)
+        most = 0 if found is None else max(lifetimes_of(found).totals, default=0)
+        return found if abs(most - self.account.temp_bytes) <= _NEAR * self.account.temp_bytes else None
+
+    @cached_property
     def lives(self) -> Lifetimes | None:
-        """The temporaries alive at each instruction; None where the device does not say."""
-        return None if self.program is None else held(self.program)
+        """The temporaries alive at each instruction; None where they are not known."""
+        return None if self.liveness is None else lifetimes_of(self.liveness)
 
     def anew(self, function: Callable[..., Any] | None = None, donated: Sequence[int] | None = None) -> Subject:
         """Return the same call traced anew, with another function or other donated arguments where these are given."""
