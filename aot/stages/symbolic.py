@@ -21,12 +21,12 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.options.options import Options, name_of
+from jointcut.aot.options.options import Options, name_of, wanted_plan
 from jointcut.aot.stages import tracing
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope
-from jointcut.partition.errors import PlanError, TraceError, message
+from jointcut.partition.errors import BudgetError, PlanError, TraceError, message
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves, Residual, emit
 from jointcut.partition.lower.listing import Schedule
@@ -83,12 +83,14 @@ def symbolic_cut(
     The `options` choose arguments and plan, as in `Function.trace` and `Traced.partition`. Raises `CallError` if sizes
     or constraints do not fit the arguments, `TraceError` if the function needs the number of a symbolic size,
     `GraphError` for a `jax.Ref` of symbolic size, and `PlanError` if the plan divides a loop of symbolic length.
+    No rows run in blocks: raises `TraceError` or `PlanError` if the options ask for them, by a plan or otherwise.
     """
+    _refuse_blocks(options)
     in_scope = in_one_scope(bound, constraints)
     known = checked_sizes(bound, sizes, constraints)
     with _explained(name_of(function)):
         traced = tracing.trace(function, options, in_scope, options.chosen)
-    cut = _with_numbers(traced, function, known).partition()
+    cut = _without_blocks(_with_numbers(traced, function, known))
     return SymbolicCut(cut, traced, _split(traced, cut), known)
 
 
@@ -101,6 +103,17 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
     program = replace(traced.program, closed=closed, results=replace(results, avals=avals), is_as_jax=True)
     wrapped = tracing.wrapped_for(function, bound, traced.inputs, traced.options.around)
     return replace(traced, bound=bound, wrapped=wrapped, program=program)
+
+
+def _without_blocks(traced: Traced) -> Cut:
+    """Return the cut by the options, in which no rows run in blocks."""
+    try:
+        return replace(traced, options=replace(traced.options, tiles=False)).partition()
+    except BudgetError as refusal:
+        refusal.add_note(
+            "No rows run in blocks where sizes are symbolic. With numbers for all sizes this budget may hold."
+        )
+        raise
 
 
 # ------------------------------------------------------------------------------------------------- the two halves
@@ -142,6 +155,17 @@ def _of_equations(measured: Mapping[int, Body], symbolic: Mapping[int, Body]) ->
 
 def _carrying(measured: Iterable[Any], symbolic: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(replace(a, payload=b.payload) for a, b in zip(measured, symbolic, strict=True))
+
+
+def _refuse_blocks(options: Options) -> None:
+    """Raise `TraceError` if the options ask for rows in blocks, `PlanError` if their plan has some."""
+    what = "in blocks, which are parted for one number of rows, and sizes are symbolic."
+    for path in {} if isinstance(options.tiles, bool) else dict(options.tiles):
+        cure = "Export with numbers for all sizes, or leave it out."
+        raise TraceError(message(f"tiles[{path!r}]", f"asks for rows {what}", cure))
+    if wanted_plan(options).tiles:
+        cure = "Export with numbers for all sizes, or make a plan under tiles=False."
+        raise PlanError(message("plan.tiles", f"name rows {what}", cure))
 
 
 def _refuse_segments(graph: Graph, plan: Plan) -> None:

@@ -25,6 +25,7 @@ from jointcut.partition.lower.memory.levels import Buffer, type_of
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.program.jax import abstract
 from jointcut.partition.program.roles import Role, Side, Tile
+from jointcut.partition.program.sizes import is_symbolic
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.tiles.apart import apart
 from jointcut.partition.tiles.tile import Prepared, grown, meeting, variables
@@ -102,6 +103,9 @@ def asked(
     numbered, where = variables(program.closed), f"tiles[{path!r}]"
     arrays = arrays_at(program, path, where)
     count = numbered[arrays[0]].aval.shape[0]
+    if is_symbolic([count]):
+        what = f"asks for {counted(blocks, 'block')} of {count} rows, a symbolic size."
+        raise TraceError(message(where, what, "Give that size as a number, or leave it out."))
     if blocks > count or count < 2:
         what = f"asks for {counted(blocks, 'block')} of {counted(count, 'row')}."
         raise TraceError(message(where, what, f"Give at most {count}." if count > 1 else "Leave it out."))
