@@ -120,7 +120,7 @@ class CachedCalls:
 
     def _key(self, request: _Request, program: Any) -> str:
         options, bound = self.options, request.bound
-        how = options.strategy, options.budget, options.cost, options.plan
+        how = options.strategy, options.budget, options.cost, options.plan, options.policy, options.offload
         return fingerprint(
             kind=request.kind,
             program=program,
@@ -133,7 +133,7 @@ class CachedCalls:
             keep_unused=options.keep_unused,
             sparse=options.sparse_gradients if request.kind == "step" else (),
             derivatives=None if request.kind == "call" else options.conventions,
-            how=None if request.kind == "call" else (*how, options.policy, options.offload, options.error),
+            how=None if request.kind == "call" else (*how, options.error, options.tiles, options.shapes),
         )
 
     # --------------------------------------------------------------------------------------------- the programs

@@ -37,7 +37,7 @@ from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import Options
 from jointcut.aot.options.policies import GivenPolicy
 from jointcut.aot.options.target import Target, refuse_to_run
-from jointcut.aot.options.tiles import GivenTiles
+from jointcut.aot.options.tiles import GivenShapes, GivenTiles
 from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
@@ -322,6 +322,7 @@ def function(
     devices: int | None = None,
     target: str | Target | None = None,
     tiles: GivenTiles = True,
+    shapes: GivenShapes = (),
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -330,7 +331,7 @@ def function(
         argnums: the positional arguments that `value_and_grad` and `grad` differentiate.
         has_aux: whether the function returns `(output, aux)`.
         static_argnums: positions of arguments that are Python values, as in `jax.jit`.
-        static_argnames: their names, as in `jax.jit`.
+        static_argnames: their names.
         strategy: `"min_cut"` (least bytes saved, no product computed twice), `"best"` (the default: on a CPU a plan of
             clearly less memory and no more time, if one is known, else `"min_cut"`), `"save_all"` (the residuals of
             plain JAX), or a function from a `partition.Graph` to a `partition.Plan`.
@@ -362,9 +363,8 @@ def function(
             except where XLA fuses differently. Derivatives of gradients are finite likewise.
         check: `"nonfinite"`: after each call a second small program looks whether value and gradients are finite. If
             not, the call is replayed with the same arrays, none of which may be donated, and it raises
-            `NonFiniteError`, with the op, its line and its cure (see `aot.first_nonfinite`). Exported programs and
-            calls inside a transformation are not checked (`UncheckedWarning`). With effects nothing is replayed, and
-            only a NaN is an error.
+            `NonFiniteError`, with the op, its line and its cure (see `aot.first_nonfinite`). What is exported or inside
+            a transformation is not checked (`UncheckedWarning`). With effects only a NaN is an error: none is replayed.
         policy: demands and wishes for single values at every budget: a dict from keys to `aot.MUST_SAVE`,
             `MUST_RECOMPUTE`, `MUST_OFFLOAD` or the PREFER of each, `aot.SAVE_AS(dtype)` or a tuple of both kinds,
             `aot.budget(bytes)`, or one of `jax.checkpoint_policies`. A key is a `checkpoint_name`, a scope or part of
@@ -382,7 +382,8 @@ def function(
             the arguments of the first call or of `trace`, at random ones if these are shapes, and no plan with a larger
             one is used. Inside a transformation nothing can be measured: residuals keep their dtype, with a warning.
         tiles: where no choice of residuals holds a budget, rows that do not meet run in blocks, by default also where a
-            GPU's or TPU's model finds that smaller and no slower. False prevents it. `{"args[1]": 4}` asks for it.
+            GPU's or TPU's model finds it smaller, not slower. False prevents it, `{"args[1]": 4}` or `{"b": 4}` asks.
+        shapes: names for sizes of arguments, as `aot.shapes` writes them: `{"args[1]": "b, ..."}`. `tiles` reads them.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -394,7 +395,6 @@ def function(
         TargetError: the target is unknown, or lacks a compiler, or the step is to run and the device is not here.
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
-    more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy
-    last = offload, check_offload, saved_arrays, spill, error, devices, target, tiles
-    options = Options(argnums, *given, *more, *last)
+    more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy, offload
+    options = Options(argnums, *given, *more, check_offload, saved_arrays, spill, error, devices, target, tiles, shapes)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

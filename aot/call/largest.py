@@ -141,6 +141,8 @@ def largest_of(
 ) -> Largest:
     """Return the largest size as `largest` does, for a function of `aot.function` and the current target."""
     below = _below(axis, _allowed(name_of(fun), axis, symbolic_arguments(args, kwargs), sizes, constraints))
+    leaves = symbolic_arguments((*(None,) * isinstance(fun, Method), *args), kwargs)
+    named = {path: ", ".join(map(str, leaf.shape)) for path, leaf in leaves.items()}
 
     @cache
     def traced(size: int) -> Traced:
@@ -150,14 +152,14 @@ def largest_of(
 
     def request(size: int) -> Request:
         call = traced(size)
-        return replace(call, options=with_budget(replace(call.options, tiles=False), budget_bytes)).request
+        options = replace(call.options, tiles=False, shapes={**dict(call.options.shapes), **named})
+        return replace(call, options=with_budget(options, budget_bytes)).request
 
     options = traced(below(FIRST) or below(_MOST)).options  # the search begins at the former
     budget_bytes = _bytes(options.budget if budget is None else budget, options.goal)
     found = largest_size(axis, budget_bytes, request, below)
     best = next(row for row in found.tried if row.size == found.size)
-    named = symbolic_arguments((*(None,) * isinstance(fun, Method), *args), kwargs)
-    cut = Cut(**vars(found.answer), shapes={path: leaf.shape for path, leaf in named.items()})
+    cut = Cut(**vars(found.answer))
     known = found.answer.request.name, axis, found.size, budget_bytes, best.peak_bytes, best.step_seconds
     return Largest(*known, found.tried, cut)
 

@@ -8,6 +8,6 @@ Files, in reading order:
     policies: Read a policy: a user's demands on single values, by names, scopes and primitives.
     compilers: Load XLA's compiler for a device that is not here, from the plugin by which JAX would run it.
     target: Name the device that a program is planned for, which need not be here.
-    tiles: Read a user's wish for rows in blocks.
+    tiles: Read a user's wish for rows in blocks, and names for the sizes of arguments.
     options: List every choice a user can make, with its default.
 """

@@ -14,7 +14,7 @@ from jointcut.aot.options.conventions import NAMED, Conventions
 from jointcut.aot.options.limits import Budget, limit, plain_number
 from jointcut.aot.options.policies import GivenPolicy, has_forms, read_policy
 from jointcut.aot.options.target import Target, backend_for, current, target
-from jointcut.aot.options.tiles import GivenTiles, read_tiles
+from jointcut.aot.options.tiles import GivenShapes, GivenTiles, read_shapes, read_tiles
 from jointcut.partition.errors import (
     BudgetError,
     CacheError,
@@ -92,7 +92,8 @@ class Options(Record):
             the target of the `with` statement around the trace, or the one on whose devices the arguments lie, or
             else JAX's default device.
         tiles: whether rows may run in blocks, where a budget asks for it or the model of a GPU or TPU gains by it; or a
-            dict from paths of arguments to numbers of blocks, in which the rows along their first axis run.
+            dict from paths of arguments, whose first axis has the rows, or names of sizes to numbers of blocks.
+        shapes: names for sizes, as `aot.shapes` writes them, by path. Canonical options hold pairs.
     """
 
     argnums: int | Sequence[int] = 0
@@ -121,6 +122,7 @@ class Options(Record):
     devices: int | None = None
     target: str | Target | None = None
     tiles: GivenTiles = True
+    shapes: GivenShapes = ()
 
     @property
     def goal(self) -> Target | None:
@@ -193,7 +195,6 @@ def validated(function: Any, options: Options) -> Options:
     donated = Statics.of(function, positions or None, donated_names or None, "donate")
     _check(options)
     check_error(options)
-    _check_devices(options.devices)
     wanted_plan(options)
     _refuse_no_wrappers(options.wrappers)
     return replace(
@@ -211,6 +212,7 @@ def validated(function: Any, options: Options) -> Options:
         spill=read_spill(options.spill),
         target=None if options.target is None else target(options.target),
         tiles=read_tiles(options.tiles),
+        shapes=read_shapes(options.shapes),
     )
 
 
@@ -226,7 +228,7 @@ def _argnums(given: Any) -> Any:
 
 
 def _check(options: Options) -> None:
-    """Raise `TraceError` for an unknown check, one that needs donated arguments, or unfit saved arrays."""
+    """Raise `TraceError` for an unfit check or saved arrays, and `BudgetError` for an unfit number of devices."""
     if options.saved_arrays is not None and not isinstance(options.saved_arrays, SavedArrays):
         what = f"is a {type(options.saved_arrays).__name__}."
         raise TraceError(message("saved_arrays", what, "Give aot.saved_arrays(pack, unpack)."))
@@ -239,10 +241,7 @@ def _check(options: Options) -> None:
         what = "are given together, and a donated argument is gone when a failed call is replayed."
         cure = "Donate in the function that updates, or leave check out and look at one call with aot.first_nonfinite."
         raise TraceError(message("check and donate_argnums", what, cure))
-
-
-def _check_devices(devices: Any) -> None:
-    """Raise `BudgetError` for an invalid number of devices."""
+    devices = options.devices
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
         raise BudgetError(message("devices", f"is {devices!r}.", "Give how many devices share a batch, such as 8."))
 

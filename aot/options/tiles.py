@@ -1,4 +1,4 @@
-"""Read a user's wish for rows in blocks.
+"""Read a user's wish for rows in blocks, and names for the sizes of arguments.
 
 >>> read_tiles({"args[1]": 4})
 (('args[1]', 4),)
@@ -11,12 +11,15 @@ from typing import Any
 
 from jointcut.partition.errors import TraceError, message
 
-#: Whether rows may run in blocks, or paths of arguments with numbers of blocks; canonical options hold pairs.
+#: Whether rows may run in blocks, or paths of arguments and names of sizes, each with a number of blocks.
 GivenTiles = bool | Mapping[str, int] | tuple[tuple[str, int], ...]
+
+#: Texts with names for sizes, by the path of an argument.
+GivenShapes = Mapping[str, str] | tuple[tuple[str, str], ...]
 
 
 def read_tiles(given: Any) -> bool | tuple[tuple[str, int], ...]:
-    """Return the paths and numbers of blocks that a user gave, or whether there may be blocks.
+    """Return the paths or names and numbers of blocks that a user gave, or whether there may be blocks.
 
     Raises `TraceError` for anything else.
     """
@@ -24,11 +27,27 @@ def read_tiles(given: Any) -> bool | tuple[tuple[str, int], ...]:
         return given
     pairs = tuple(given.items()) if isinstance(given, Mapping) else given
     if not isinstance(pairs, tuple):
-        cure = "Give True, False, or a dict from paths to numbers of blocks: {'args[1]': 4}."
+        cure = "Give True, False, or a dict from paths or names to numbers of blocks: {'args[1]': 4}."
         raise TraceError(message("tiles", f"is {given!r}.", cure))
-    for path, blocks in pairs:
+    for n, (path, blocks) in enumerate(pairs):
+        if any(path == other for other, _ in pairs[:n]):
+            raise TraceError(message("tiles", f"names {path!r} twice.", "Give one number of blocks."))
         if not isinstance(path, str):
-            raise TraceError(message("tiles", f"has the key {path!r}.", "Give the path of an argument: 'args[1]'."))
+            cure = "Give the path of an argument, 'args[1]', or the name of a size."
+            raise TraceError(message("tiles", f"has the key {path!r}.", cure))
         if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
             raise TraceError(message(f"tiles[{path!r}]", f"is {blocks!r}.", "Give a number of blocks, such as 4."))
+    return pairs
+
+
+def read_shapes(given: Any) -> tuple[tuple[str, str], ...]:
+    """Return the names for sizes that a user gave, by path; raises `TraceError` for anything else.
+
+    >>> read_shapes({"args[1]": "b, 128"})
+    (('args[1]', 'b, 128'),)
+    """
+    pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+    if not isinstance(pairs, tuple) or not all(isinstance(text, str) for pair in pairs for text in pair):
+        cure = "Give a dict from paths to texts of shapes: {'args[1]': 'b, 128'}."
+        raise TraceError(message("shapes", f"is {given!r}.", cure))
     return pairs

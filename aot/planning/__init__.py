@@ -9,6 +9,7 @@ Files, in reading order:
     budgets: Find a plan that fits a budget, and remember it.
     offloading: Set up the planning problem of a program, and check first that offloaded values come back unchanged.
     weighing: Compile the plans of one program, or weigh them, where it is called.
+    asked: Find the rows that a name stands for, and run them in blocks where a user asks for it.
     request: Answer a request for a plan, wherever the program is called.
     together: Answer a request once for all processes that hold the arrays of a program.
     size_search: Predict peaks at sizes of an axis, compile the step of the largest one, and list the sizes tried.

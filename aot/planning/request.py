@@ -23,12 +23,13 @@ from jointcut.aot.options.limits import Budget, Limit, limit
 from jointcut.aot.options.options import DEFAULT, Options, wanted_plan, with_budget
 from jointcut.aot.options.policies import has_forms
 from jointcut.aot.options.target import backend_for, with_excess_logged
+from jointcut.aot.planning.asked import in_asked_blocks, named_shapes
 from jointcut.aot.planning.budgets.attempts import Fitted
 from jointcut.aot.planning.budgets.fit import planner_for
 from jointcut.aot.planning.budgets.inexact import FORM, WORTH, Examples, Rounding, searched, why_none
 from jointcut.aot.planning.budgets.pareto import Pareto, ParetoPoint
 from jointcut.aot.planning.budgets.searches import Lookup, Wanted, room_within, settled, summary
-from jointcut.aot.planning.budgets.tiling import Priced, Tilings, asked, data_of
+from jointcut.aot.planning.budgets.tiling import Priced, Tilings, data_of
 from jointcut.aot.planning.budgets.unasked import unasked
 from jointcut.aot.planning.offloading import on_devices, problem_for
 from jointcut.aot.planning.weighing import Answer, Weighing
@@ -199,12 +200,11 @@ class Request:
         """Return the request with the rows in blocks that a plan has, or that the options ask for."""
         if self.program.roles.tiles or not self.program.is_train:
             return self
-        program = self._with_tiles(tiles)
-        asking = () if tiles or isinstance(self.options.tiles, bool) else self.options.tiles
-        parted, backend = self._parted() if asking else frozenset(), backend_for(self.options.goal)
-        for path, blocks in dict(asking).items():
-            program = asked(program, path, blocks, parted, backend)
-        return self._with(program)
+        if tiles or isinstance(self.options.tiles, bool):
+            return self._with(self._with_tiles(tiles))
+        named, parted = named_shapes(self.program, dict(self.options.shapes)), self._parted()
+        asking, backend = dict(self.options.tiles), backend_for(self.options.goal)
+        return self._with(in_asked_blocks(self.program, asking, named, parted, backend))
 
     def _parted(self) -> frozenset[str]:
         """The paths of arguments whose rows lie on several devices."""

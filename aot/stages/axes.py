@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jointcut.aot.planning.budgets.tiling import arrays_at
+from jointcut.aot.planning.asked import named_shapes, rows_of
 from jointcut.aot.trace.data import Trace
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.drawing.displays import graph_page
@@ -20,15 +20,11 @@ from jointcut.partition.program.axes import TOTAL, Place, is_sum
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.program.roles import Role, Side
-from jointcut.partition.program.sizes import names
 from jointcut.partition.program.text import show
 from jointcut.partition.tiles.apart import Mixing, apart, in_graph, labelled, told
 from jointcut.partition.tiles.tile import variables
 
 _WIDTH, _MOST = 100, 6  # columns of a line, and items of a list
-
-#: Shapes in which sizes may be names, by the path of an argument.
-Shapes = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -119,16 +115,15 @@ def _listed(items: Sequence[str]) -> str:
     return ", ".join(items[:_MOST]) + more
 
 
-def axes_of(trace: Trace, program: Joint, graph: Graph, axis: str, shapes: Shapes, plan: Plan | None = None) -> Axes:
+def axes_of(trace: Trace, program: Joint, graph: Graph, axis: str, plan: Plan | None = None) -> Axes:
     """Follow the rows along an axis through a joint program: of the arguments at a path, or of all with a named size.
 
     The graph was read from the program. Of a program with rows in blocks, the one before it ran in blocks is followed.
-    `shapes` has names for sizes that are numbers in the program. Raises `TraceError` for an axis that the arguments do
-    not have.
+    Sizes may have names by the options. Raises `TraceError` for an axis that the arguments do not have.
     """
     while program.roles.tiles and program.unopened is not None:
         program, graph, plan = program.unopened, program.unopened.graph, None
-    given = _given(program, axis, shapes)
+    given = rows_of(program, axis, f"axes({axis!r})", named_shapes(program, dict(trace.options.shapes)))
     count = next(variables(program.closed)[n].aval.shape[a] for n, a in given.items())
     if isinstance(count, int) and count < 2:
         raise TraceError(message(f"axes({axis!r})", f"names arrays of {counted(count, 'row')}.", "Give more rows."))
@@ -139,18 +134,3 @@ def axes_of(trace: Trace, program: Joint, graph: Graph, axis: str, shapes: Shape
     ends = (told(rows.place(v)) for v in jaxprs.opened(program.closed)[0].outvars)
     known = trace.name, axis, count, places, tuple(zip(paths, ends, strict=True)), mixing
     return Axes(*known, labelled(graph, places), plan)
-
-
-def _given(program: Joint, axis: str, shapes: Shapes) -> dict[int, int]:
-    """The axis of the rows by the number of each input that has them."""
-    where, inputs = f"axes({axis!r})", zip(program.roles.input_paths, variables(program.closed), strict=False)
-    sized = [[*map(str, shapes.get(path, getattr(v.aval, "shape", ())))] for path, v in inputs]
-    known = {size for shape in sized for size in shape if size in names(size)}
-    if axis not in known:
-        return dict.fromkeys(arrays_at(program, axis, where, sorted(known)), 0)
-    having = [n for n, shape in enumerate(sized) if program.roles.inputs[n] is Role.PRIMAL and axis in names(shape)]
-    for n in (n for n in having if axis not in sized[n]):
-        size = next(size for size in sized[n] if axis in names(size))
-        what = f"names rows, of which {program.roles.input_paths[n]} has {size}: nobody knows which belong together."
-        raise TraceError(message(where, what, "Give the path of an argument."))
-    return {n: sized[n].index(axis) for n in having}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from jointcut.aot.run.pullback import Pullback
 from jointcut.aot.run.runner import Programs, Runner
 from jointcut.aot.run.unchecked import Unchecked
 from jointcut.aot.stages import debug
-from jointcut.aot.stages.axes import Axes, Shapes, axes_of
+from jointcut.aot.stages.axes import Axes, axes_of
 from jointcut.aot.stages.gather import gather, measured
 from jointcut.aot.stages.gradient import Gradient, gradient
 from jointcut.aot.stages.watched import watched
@@ -48,13 +48,7 @@ from jointcut.wrappers.metadata.signatures import GraphSignature
 
 @dataclass(frozen=True, repr=False)
 class Cut(Answer):
-    """A traced function cut in two, ready to be compiled.
-
-    Attributes:
-        shapes: the shapes of arguments whose sizes had names in `aot.largest`, by path.
-    """
-
-    shapes: Shapes = field(default_factory=dict, repr=False, compare=False)
+    """A traced function cut in two, ready to be compiled."""
 
     def __repr__(self) -> str:
         """`<Cut loss: 3 values saved, 49152 bytes>`."""
@@ -119,10 +113,10 @@ class Cut(Answer):
         """Say what stays independent along an axis of the arguments, and which ops mix its rows; `print` the result.
 
         `axis` is the path of an argument, `"args[1]"`, whose arrays have the rows along their first axis, as in
-        `tiles`. Or it is the name of a size, if the cut is of `aot.largest`: all arguments with that size have the
-        rows, each along the first axis of that size. Raises `TraceError` for an axis that the arguments do not have.
+        `tiles`. Or it is the name of a size, by the option `shapes` or by `aot.largest`: all arguments with that size
+        have the rows, each along the first axis of that size. Raises `TraceError` for an axis that no argument has.
         """
-        return axes_of(self.traced, self.request.program, self.split.graph, axis, self.shapes, self.plan)
+        return axes_of(self.traced, self.request.program, self.split.graph, axis, self.plan)
 
     def export(
         self,
@@ -164,7 +158,7 @@ class Cut(Answer):
     def storing(self, forms: Mapping[int, str]) -> Cut:
         """Return the same cut with other values in smaller forms."""
         made = storing(self.made, forms)
-        return Cut(self.request, made.split, made, shapes=self.shapes)
+        return Cut(self.request, made.split, made)
 
     def compile(self, executables: int | None = None) -> Compiled:
         """Compile for the target, or for the default backend.

@@ -82,9 +82,9 @@ class Traced(Trace):
     def axes(self, axis: str) -> Axes:
         """Say what stays independent along an axis of the arguments, and which ops mix its rows, as `Cut.axes` does.
 
-        `axis` may be the name of a size of `aot.shapes`.
+        `axis` may be the name of a size of `aot.shapes`, or of the option `shapes`.
         """
-        return axes_of(self, self.program, self.program.graph, axis, {})
+        return axes_of(self, self.program, self.program.graph, axis)
 
     # -------------------------------------------------------------------------------------------- the input of planning
 

@@ -171,11 +171,15 @@ def test_a_batch_runs_in_blocks_where_it_is_asked_for(blocks):
     [
         ({"args[1]": 0}, "tiles['args[1]'] is 0.\nGive a number of blocks, such as 4."),
         ({"args[1]": 2.0}, "tiles['args[1]'] is 2.0.\nGive a number of blocks, such as 4."),
-        ({1: 4}, "tiles has the key 1.\nGive the path of an argument: 'args[1]'."),
+        ({"args[1]": -3}, "tiles['args[1]'] is -3.\nGive a number of blocks, such as 4."),
+        ({"b": True}, "tiles['b'] is True.\nGive a number of blocks, such as 4."),
+        ({1: 4}, "tiles has the key 1.\nGive the path of an argument, 'args[1]', or the name of a size."),
         (
             "args[1]",
-            "tiles is 'args[1]'.\nGive True, False, or a dict from paths to numbers of blocks: {'args[1]': 4}.",
+            "tiles is 'args[1]'.\n"
+            "Give True, False, or a dict from paths or names to numbers of blocks: {'args[1]': 4}.",
         ),
+        ((("b", 4), ("b", 2)), "tiles names 'b' twice.\nGive one number of blocks."),
     ],
 )
 def test_a_wish_that_is_none_is_refused_at_once(tiles, text):

@@ -19,16 +19,13 @@ import jax.numpy as jnp
 from jointcut.aot.planning.budgets.attempts import Fitted
 from jointcut.aot.progress.progress import tell
 from jointcut.aot.trace.joint import Joint
-from jointcut.partition.errors import BudgetError, TraceError, choices, message
-from jointcut.partition.figures import counted
+from jointcut.partition.errors import BudgetError
 from jointcut.partition.lower.memory.levels import Buffer, type_of
-from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.program.jax import abstract
 from jointcut.partition.program.roles import Role, Side, Tile
-from jointcut.partition.program.sizes import is_symbolic
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.tiles.apart import apart
-from jointcut.partition.tiles.tile import Prepared, grown, meeting, variables
+from jointcut.partition.tiles.tile import Prepared, grown, variables
 
 #: How many of the tiles are priced, and how many of these cover the most for their number of rows.
 MOST_PRICED, MOST_WIDEST = 6, 2
@@ -89,66 +86,6 @@ class Priced:
         smallest = min(self.planner.small(0.0, 1.0), key=lambda c: c.predicted_bytes)
         replay = self.planner.replay(smallest.plan)
         return [b for b in replay.alive if b.bytes >= LARGE * replay.peak_bytes]
-
-
-def asked(
-    program: Joint, path: str, blocks: int, parted: frozenset[str] = frozenset(), backend: Backend = PORTABLE
-) -> Joint:
-    """Return a program in which the rows along the first axis of an argument's arrays run in blocks.
-
-    Forward and backward of a block run together if the backward can be done for a cotangent of one. Raises `TraceError`
-    if there is no such argument or its arrays differ in length, if the blocks are more than the rows, if its
-    rows lie on several devices, as those of `parted` do, or if nothing treats the rows alone.
-    """
-    numbered, where = variables(program.closed), f"tiles[{path!r}]"
-    arrays = arrays_at(program, path, where)
-    count = numbered[arrays[0]].aval.shape[0]
-    if is_symbolic([count]):
-        what = f"asks for {counted(blocks, 'block')} of {count} rows, a symbolic size."
-        raise TraceError(message(where, what, "Give that size as a number, or leave it out."))
-    if blocks > count or count < 2:
-        what = f"asks for {counted(blocks, 'block')} of {counted(count, 'row')}."
-        raise TraceError(message(where, what, f"Give at most {count}." if count > 1 else "Leave it out."))
-    value = max(arrays, key=lambda n: abstract.aval_bytes(numbered[n].aval))
-    array = program.roles.input_path(value)
-    if not parted.isdisjoint(map(program.roles.input_path, arrays)):
-        cure = "Call the function inside jax.shard_map, where each device has rows of its own, or leave it out."
-        raise TraceError(message(where, "names rows that lie on several devices.", cure))
-    for is_early in (True, False):
-        tile = Tile(value, 0, 0, blocks, is_early, array)
-        if grown(program.closed, program.roles, tile) is not None:
-            made = program.with_tile(tile, backend)
-            if made.roles.tiles[-1].blocks < min(blocks, 2):
-                what = f"asks for {counted(blocks, 'block')} of {counted(count, 'row')}, which must be equally large."
-                raise TraceError(message(where, what, f"Give a number that divides {count}, or leave it out."))
-            return made
-    what = "names rows that no op treats one by one."
-    met = meeting(program.closed, program.roles, Tile(value, 0, 0, blocks))
-    raise TraceError(message(where, what, f"They meet first in {met}." if met else "Leave it out."))
-
-
-def arrays_at(program: Joint, path: str, where: str, others: Iterable[str] = ()) -> list[int]:
-    """Return the numbers of the inputs at the path of an argument, or below, that have rows along their first axis.
-
-    Raises `TraceError`, about `where`, if there are none, or if they differ in length. `others` may be named instead.
-    """
-    inputs = enumerate(zip(program.roles.input_paths, variables(program.closed), program.roles.inputs, strict=False))
-    primals = {n: (at, getattr(v.aval, "shape", ())) for n, (at, v, role) in inputs if role is Role.PRIMAL}
-    sizes = {at: shape[0] for at, shape in primals.values() if shape and _is_at(at, path)}
-    if not sizes:
-        known = [*others, *(at for at, shape in primals.values() if shape)]
-        raise TraceError(message(where, "names no argument with rows.", choices(path, known)))
-    if len(set(sizes.values())) > 1:
-        by_size = sorted(sizes.items(), key=lambda pair: -pair[1] if isinstance(pair[1], int) else 0)
-        (one, many), *_, (other, few) = by_size
-        what = f"names arrays of {many} rows ({one}) and of {few} rows ({other})."
-        raise TraceError(message(where, what, "Give the path of arrays whose first axes are equally long."))
-    return [n for n, (at, _) in primals.items() if at in sizes]
-
-
-def _is_at(path: str, prefix: str) -> bool:
-    """Whether a path is another one, or leads on from it."""
-    return path.startswith(prefix) and path[len(prefix) :][:1] in ("", ".", "[")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,176 @@
+"""Find the rows that a name stands for, and run them in blocks where a user asks for it.
+
+A name is the path of an argument, whose arrays have the rows along their first axis, or the name of a size: all
+arguments with that size have the rows, each along the first axis of that size. Sizes have names in symbolic shapes, or
+by the option `shapes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from jointcut.aot.trace.joint import Joint
+from jointcut.aot.trace.shapes import shapes
+from jointcut.partition.errors import CallError, TraceError, choices, message
+from jointcut.partition.figures import counted
+from jointcut.partition.plans.backend import Backend
+from jointcut.partition.program.axes import Rows
+from jointcut.partition.program.jax import abstract
+from jointcut.partition.program.roles import Role, Side, Tile
+from jointcut.partition.program.sizes import is_symbolic, names
+from jointcut.partition.tiles.apart import apart
+from jointcut.partition.tiles.tile import Prepared, grown, meeting, variables
+
+#: Shapes in which sizes may be names, by the path of an argument.
+Shapes = Mapping[str, Sequence[Any]]
+
+
+def in_asked_blocks(
+    program: Joint, asking: Mapping[str, int], named: Shapes, parted: frozenset[str], backend: Backend
+) -> Joint:
+    """Return a program in which the rows that names stand for run in numbers of blocks.
+
+    Forward and backward of a block run together if the backward can be done for a cotangent of one. Raises `TraceError`
+    if a name stands for no rows, or for the same as another one, if the blocks are more than the rows, if the rows lie
+    on several devices, as those of the arguments at `parted` do, or if nothing treats the rows alone.
+    """
+    known: dict[str, Rows] = {}
+    numbered, seeds = variables(program.closed), [_seed(program, *pair, named, parted) for pair in asking.items()]
+    for name, seed in zip(asking, seeds, strict=True):
+        for other in (other for other, rows in known.items() if rows.place(numbered[seed.value]) == seed.axis):
+            what = f"name the same rows, those of {program.roles.input_path(seed.value)} along axis {seed.axis}."
+            raise TraceError(message(f"tiles[{other!r}] and tiles[{name!r}]", what, "Give one of them."))
+        tile, region = _grown(program, name, seed)
+        program, known[name] = program.with_tile(tile, backend), region.tiling.rows
+        if program.roles.tiles[-1].blocks < min(seed.blocks, 2):
+            count = numbered[seed.value].aval.shape[seed.axis]
+            what = f"asks for {counted(seed.blocks, 'block')} of {counted(count, 'row')}, which must be equally large."
+            cure = f"Give a number that divides {count}, or leave it out."
+            raise TraceError(message(f"tiles[{name!r}]", what, cure))
+    return program
+
+
+def _seed(program: Joint, name: str, blocks: int, named: Shapes, parted: frozenset[str]) -> Tile:
+    """Return the rows that a name stands for, in the largest array that has them, for a number of blocks."""
+    numbered, where = variables(program.closed), f"tiles[{name!r}]"
+    rows = rows_of(program, name, where, named)
+    value = max(rows, key=lambda n: abstract.aval_bytes(numbered[n].aval))
+    count, path = numbered[value].aval.shape[rows[value]], program.roles.input_path(value)
+    if is_symbolic([count]):
+        what = f"asks for {counted(blocks, 'block')} of {count} rows, a symbolic size."
+        raise TraceError(message(where, what, "Give that size as a number, or leave it out."))
+    if blocks > count or count < 2:
+        what = f"asks for {counted(blocks, 'block')} of {counted(count, 'row')}."
+        raise TraceError(message(where, what, f"Give at most {count}." if count > 1 else "Leave it out."))
+    if not parted.isdisjoint(map(program.roles.input_path, rows)):
+        cure = "Call the function inside jax.shard_map, where each device has rows of its own, or leave it out."
+        raise TraceError(message(where, "names rows that lie on several devices.", cure))
+    array = path if _is_at(path, name) else f"{name} of {path}"
+    return Tile(value, rows[value], 0, blocks, array=f"{array}{_mixed(program, rows)}")
+
+
+def _mixed(program: Joint, rows: Mapping[int, int]) -> str:
+    """Say which op of the forward is the first to mix rows, with its line; nothing where no op does."""
+    _, mixing = apart(program.closed, program.roles, rows, program.carries)
+    first = next((op for op in mixing if op.side is Side.FORWARD), None)
+    if first is None:
+        return ""
+    return f", whose rows are mixed first by {first.op}{f' at {first.source}' if first.source else ''}"
+
+
+def _grown(program: Joint, name: str, seed: Tile) -> tuple[Tile, Prepared]:
+    """Return the tile with forward and backward of a block together, or else apart, and the equations in it."""
+    for tile in (replace(seed, is_early=True), seed):
+        if (region := grown(program.closed, program.roles, tile)) is not None:
+            return tile, region
+    met = meeting(program.closed, program.roles, seed)
+    cure = f"They meet first in {met}." if met else "Leave it out."
+    raise TraceError(message(f"tiles[{name!r}]", "names rows that no op treats one by one.", cure))
+
+
+# ------------------------------------------------------------------------------------- the rows that a name stands for
+
+
+def rows_of(program: Joint, name: str, where: str, named: Shapes) -> dict[int, int]:
+    """Return the axis of the rows that a name stands for, by the number of each input that has them.
+
+    `named` has names for sizes that are numbers in the program. Raises `TraceError`, about `where`, if the arguments
+    have no such rows.
+    """
+    inputs = zip(program.roles.input_paths, variables(program.closed), strict=False)
+    sized = [[*map(str, named.get(path, getattr(v.aval, "shape", ())))] for path, v in inputs]
+    known = {size for shape in sized for size in shape if size in names(size)}
+    if name not in known:
+        return dict.fromkeys(_arrays_at(program, name, where, sorted(known)), 0)
+    having = [n for n, shape in enumerate(sized) if program.roles.inputs[n] is Role.PRIMAL and name in names(shape)]
+    for n in (n for n in having if name not in sized[n]):
+        size = next(size for size in sized[n] if name in names(size))
+        what = f"names rows, of which {program.roles.input_paths[n]} has {size}: nobody knows which belong together."
+        raise TraceError(message(where, what, "Give the path of an argument."))
+    return {n: sized[n].index(name) for n in having}
+
+
+def _arrays_at(program: Joint, path: str, where: str, others: Iterable[str] = ()) -> list[int]:
+    """Return the numbers of the inputs at the path of an argument, or below, that have rows along their first axis.
+
+    Raises `TraceError`, about `where`, if there are none, or if they differ in length. `others` may be named instead.
+    """
+    inputs = enumerate(zip(program.roles.input_paths, variables(program.closed), program.roles.inputs, strict=False))
+    primals = {n: (at, getattr(v.aval, "shape", ())) for n, (at, v, role) in inputs if role is Role.PRIMAL}
+    sizes = {at: shape[0] for at, shape in primals.values() if shape and _is_at(at, path)}
+    if not sizes:
+        known = [*others, *(at for at, shape in primals.values() if shape)]
+        raise TraceError(message(where, "names no argument with rows.", choices(path, known)))
+    if len(set(sizes.values())) > 1:
+        by_size = sorted(sizes.items(), key=lambda pair: -pair[1] if isinstance(pair[1], int) else 0)
+        (one, many), *_, (other, few) = by_size
+        what = f"names arrays of {many} rows ({one}) and of {few} rows ({other})."
+        raise TraceError(message(where, what, "Give the path of arrays whose first axes are equally long."))
+    return [n for n, (at, _) in primals.items() if at in sizes]
+
+
+def _is_at(path: str, prefix: str) -> bool:
+    """Whether a path is another one, or leads on from it."""
+    return path.startswith(prefix) and path[len(prefix) :][:1] in ("", ".", "[")
+
+
+def named_shapes(program: Joint, given: Mapping[str, str]) -> Shapes:
+    """Return the shapes of the arguments in which a user gave names to sizes, by path.
+
+    Raises `CallError` for a path without arrays, for sizes that the arrays do not have, and for a name of two sizes.
+    """
+    found: dict[str, Sequence[Any]] = {}
+    first: dict[str, tuple[Any, str]] = {}
+    inputs = zip(program.roles.input_paths, variables(program.closed), program.roles.inputs, strict=False)
+    arrays = {path: v.aval for path, v, role in inputs if role is Role.PRIMAL}
+    for prefix, spec in given.items():
+        at = {path: aval for path, aval in arrays.items() if _is_at(path, prefix) and hasattr(aval, "shape")}
+        if not at:
+            raise CallError(message(f"shapes[{prefix!r}]", "names no array of the arguments.", choices(prefix, arrays)))
+        for path, aval in at.items():
+            found[path] = sizes = _sizes(path, aval, spec)
+            for name, number in zip(map(str, sizes), aval.shape, strict=True):
+                known, other = first.setdefault(name, (number, path))
+                if name in names(name) and known != number:
+                    what = f"gives the name {name!r} to {known} of {other} and to {number} of {path}."
+                    raise CallError(message("shapes", what, "Give two names, or arrays of one size."))
+    return found
+
+
+def _sizes(path: str, aval: Any, spec: str) -> Sequence[Any]:
+    """Return the shape of an array in which sizes have names, such as `(b, 128)`."""
+    if is_symbolic(aval.shape):
+        return aval.shape
+    try:
+        sizes = shapes(spec, like=jax.ShapeDtypeStruct(aval.shape, aval.dtype)).shape
+    except CallError:
+        sizes = ()
+    pairs = [*zip(sizes, aval.shape, strict=False)]
+    if len(sizes) == len(aval.shape) and all(names(size) or size == number for size, number in pairs):
+        return sizes
+    what = f"has the shape {aval.shape}, which shapes={spec!r} does not fit."
+    raise CallError(message(path, what, "Write it as aot.shapes does: 'b, 128', 'b, ...', '_, t, ...'."))
