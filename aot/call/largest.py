@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
+from textwrap import TextWrapper
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from jointcut.partition.program import sizes as symbolic
 from jointcut.wrappers.record import Record
 
 _DEVICE = "device"
+_TOLD = TextWrapper(100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 #: At least so many sizes below a number are looked at for an allowed one, before half of the number is.
 _WINDOW = 256
@@ -51,6 +53,7 @@ class Largest(Record):
         peak_bytes: the peak of the step of this size, by XLA's account of the compiled step.
         step_seconds: its time, as predicted.
         tried: the sizes that were tried, in order, and half of the largest.
+        tiles: the rows that run in blocks, in words.
         cut: the step of this size, cut by the fastest plan within the budget.
     """
 
@@ -61,6 +64,7 @@ class Largest(Record):
     peak_bytes: int
     step_seconds: float
     tried: tuple[TriedSize, ...]
+    tiles: tuple[str, ...] = ()
     cut: Cut | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -75,18 +79,20 @@ class Largest(Record):
     def __str__(self) -> str:
         """Return the result on a line, and a table of the sizes with the predicted time per example."""
         first = f"{self.name}: {self.axis}={self.size:,} is the largest size within {self.budget_bytes:,} bytes"
-        rows = [(self.axis, "peak", "of budget", "step", f"step / {self.axis}", "", "", "plan")]
+        rows = [(self.axis, "peak", "of budget", "step", f"step / {self.axis}", "", "", "blocks", "plan")]
         rows += [self._cells(row) for row in self.tried]
+        if all(row.blocks == 1 for row in self.tried):
+            rows = [(*row[:-2], row[-1]) for row in rows]
         widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
         lines = ("  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows)
-        return "\n".join([first, *lines])
+        return "\n".join([first, *lines, *(_TOLD.fill(f"in blocks: {tile}") for tile in self.tiles)])
 
     def _cells(self, row: TriedSize) -> tuple[str, ...]:
         peak, share = human_bytes(row.peak_bytes), f"{row.peak_bytes / self.budget_bytes:.1%}"
         times = human_seconds(row.step_seconds), human_seconds(row.seconds_per_example)
         verdict = "" if row.fits else "does not fit"
         mark = "largest" if row.size == self.size else verdict
-        return (f"{row.size:,}", peak, share, *times, row.how, mark, row.strategy)
+        return (f"{row.size:,}", peak, share, *times, row.how, mark, f"{row.blocks:,}", row.strategy)
 
 
 def largest(
@@ -103,8 +109,8 @@ def largest(
 
     The peak is predicted at a few sizes, and XLA is asked near the budget, in at most four compilations. The result was
     compiled and holds. On a CPU it is at most two per cent below the largest size; for other devices each question is a
-    compilation, of the plan that is predicted to be smallest. No rows run in blocks, whatever `tiles` says: with these
-    a larger size may hold.
+    compilation, of the plan that is predicted to be smallest. Rows run in at most 256 blocks where a
+    larger size holds by that, unless `tiles` is False. If it is a dict, they run in its blocks at all sizes.
 
     Args:
         fun: a function, or one that `aot.function` made, with its options.
@@ -140,7 +146,8 @@ def largest_of(
     constraints: Sequence[str] = (),
 ) -> Largest:
     """Return the largest size as `largest` does, for a function of `aot.function` and the current target."""
-    below = _below(axis, _allowed(name_of(fun), axis, symbolic_arguments(args, kwargs), sizes, constraints))
+    allowed = _allowed(name_of(fun), axis, symbolic_arguments(args, kwargs), sizes, constraints)
+    below = _below(axis, allowed)
     leaves = symbolic_arguments((*(None,) * isinstance(fun, Method), *args), kwargs)
     named = {path: ", ".join(map(str, leaf.shape)) for path, leaf in leaves.items()}
 
@@ -152,16 +159,25 @@ def largest_of(
 
     def request(size: int) -> Request:
         call = traced(size)
-        options = replace(call.options, tiles=False, shapes={**dict(call.options.shapes), **named})
-        return replace(call, options=with_budget(options, budget_bytes)).request
+        options = replace(call.options, tiles=asking or False, shapes={**dict(call.options.shapes), **named})
+        return replace(call, options=with_budget(options, budget_bytes)).request.in_asked_blocks
 
     options = traced(below(FIRST) or below(_MOST)).options  # the search begins at the former
+    if asking := {} if isinstance(options.tiles, bool) else dict(options.tiles):
+        least = _rows_of_blocks(axis, asking, named)
+        below = _below(axis, lambda size: size >= least and allowed(size))
     budget_bytes = _bytes(options.budget if budget is None else budget, options.goal)
-    found = largest_size(axis, budget_bytes, request, below)
+    found = largest_size(axis, budget_bytes, request, below, options.tiles is True)
     best = next(row for row in found.tried if row.size == found.size)
     cut = Cut(**vars(found.answer))
     known = found.answer.request.name, axis, found.size, budget_bytes, best.peak_bytes, best.step_seconds
-    return Largest(*known, found.tried, cut)
+    return Largest(*known, found.tried, tuple(map(str, cut.plan.tiles)), cut)
+
+
+def _rows_of_blocks(axis: str, asking: Mapping[str, int], named: Mapping[str, str]) -> int:
+    """Return the fewest rows along an axis that can be parted into the blocks that a user asks for."""
+    having = {axis, *(path for path, shape in named.items() if shape.split(",")[0].strip() == axis)}
+    return max((max(blocks, 2) for name, blocks in asking.items() if name in having), default=1)
 
 
 def _bytes(budget: Budget | None, goal: Target | None) -> int:

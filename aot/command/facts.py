@@ -46,7 +46,7 @@ def of_largest(found: Largest, cut: Cut) -> JSON:
     chosen = {"strategy": plan.strategy, "saved_bytes": plan.bytes_saved, "again_ops": len(plan.recomputed)}
     target = None if goal is None else goal.name
     known = {"function": found.name, "axis": found.axis, "size": found.size, "target": target}
-    return {**known, **figures, "plan": chosen, "tried": tried}
+    return {**known, **figures, "in_blocks": [*found.tiles], "plan": chosen, "tried": tried}
 
 
 # -------------------------------------------------------------------------------------------------------- artefacts

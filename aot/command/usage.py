@@ -175,7 +175,7 @@ LARGEST = """Find the largest size for which a step of FUNCTION fits.
 A step is value and gradient. FUNCTION and --example are as in jointcut explain. Sizes of the example are names:
 any_batch = ({...}, aot.shapes("b, 64", "float32")). The budget is a number of bytes; without one it is the memory of
 the target, or what the device has free. The peak is predicted at a few sizes, then XLA is asked, in at most four
-compilations. The result was compiled. No rows run in blocks.
+compilations. The result was compiled. If a larger size holds by that, rows run in blocks: the table tells how many.
 
 \b
   jointcut largest train:loss --example any_batch --axis b --budget 24GiB

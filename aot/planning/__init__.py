@@ -13,5 +13,6 @@ Files, in reading order:
     request: Answer a request for a plan, wherever the program is called.
     together: Answer a request once for all processes that hold the arrays of a program.
     size_search: Predict peaks at sizes of an axis, compile the step of the largest one, and list the sizes tried.
+    size_blocks: Choose the rows that run in blocks so that a larger size of an axis holds a budget.
     largest_size: Find the largest size of an axis for which a step holds a budget.
 """

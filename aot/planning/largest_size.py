@@ -8,7 +8,10 @@ of the largest size.
 Where plans can be weighed (on a CPU), the smallest peak of a size is found at once, and sizes are asked until one that
 holds and one that does not lie within two per cent. Elsewhere each question is a compilation of one plan. XLA's bytes
 for each predicted byte differ between kinds of plans. So the next plan is of the kind that may reach the largest size:
-by XLA's figures for the kind, or as predicted if none of it was tried. Plans with rows in blocks are not looked for.
+by XLA's figures for the kind, or as predicted if none of it was tried.
+
+Rows may run in blocks (`size_blocks`). Then a size is looked for twice, first without. Where each question is a
+compilation, the first time nothing is asked.
 """
 
 from __future__ import annotations
@@ -17,10 +20,22 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from jointcut.aot.options.limits import Limit
 from jointcut.aot.planning.request import Request
-from jointcut.aot.planning.size_search import MOST_COMPILED, NEAR, LargestFound, SizeSearch, Smallest, at_zero, meeting
+from jointcut.aot.planning.size_blocks import in_blocks
+from jointcut.aot.planning.size_search import (
+    FIRST,
+    MOST_COMPILED,
+    NEAR,
+    LargestFound,
+    SizeSearch,
+    Smallest,
+    at_zero,
+    meeting,
+)
+from jointcut.partition.errors import BudgetError
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.search.candidates import Candidate
 
@@ -44,26 +59,67 @@ _FULL = 0.87
 #: Plans whose replayed peak is at most this factor of the least are looked at.
 _SPREAD = 1.1
 
+#: The most plans that are weighed at the largest size since they are faster than the smallest one.
+_MOST_FASTER = 3
+
 Kind = tuple[str, bool]
 
 
 def largest_size(
-    axis: str, budget_bytes: int, request: Callable[[int], Request], below: Callable[[int], int]
+    axis: str, budget_bytes: int, request: Callable[[int], Request], below: Callable[[int], int], may_tile: bool
 ) -> LargestFound:
     """Return the largest size of an axis for which a plan holds a budget, and the fastest such plan, compiled.
 
     `request` makes the request of a size. `below` gives the largest allowed size up to a number, 0 where there is none;
-    some size is allowed. Raises `BudgetError` if not even the smallest size holds.
+    some size is allowed. Rows run in blocks if they may and a larger size holds by that. Raises `BudgetError` if not
+    even the smallest size holds.
     """
-    requests: dict[int, Request] = {}
-    given = axis, Limit(peak_bytes=budget_bytes), request, below, requests
-    search = _ByCompiling(*given)
-    search.predict()
-    if next(iter(requests.values())).weighing.is_quick:
-        search = _ByWeighing(*given, search.predicted)
-    while True:
+    given = axis, Limit(peak_bytes=budget_bytes)
+    whole = _predicted(*given, request, below)
+    if not may_tile or not whole.request(min(whole.predicted)).is_tileable:
+        return _compiled(whole)
+    refusal = _asked(whole) if isinstance(whole, _ByWeighing) else None
+    if (tiled := in_blocks(whole)) is None:
+        return _compiled(whole)
+    parted = _predicted(*given, tiled.request, partial(tiled.below, below=below), max(whole.predicted))
+    if _asked(parted) is None and parted.held > (1 + NEAR) * whole.held:
+        if isinstance(parted, _ByWeighing):
+            tiled.fewer(parted)
+        found = _compiled(parted)
+        tiled.remember(parted)
+        rows = [row for row in whole.tried() if row.fits and row.size < min(row.size for row in found.tried)]
+        return replace(found, tried=(*rows, *found.tried))
+    if refusal is not None:
+        raise refusal
+    whole.compiled |= parted.compiled
+    return _compiled(whole)
+
+
+def _predicted(
+    axis: str, budget: Limit, request: Callable[[int], Request], below: Callable[[int], int], begin: int = FIRST
+) -> _Search:
+    """Return a search that has predicted peaks, from those of a size to begin with."""
+    search = _ByCompiling(axis, budget, request, below)
+    search.predict(begin)
+    is_quick = search.request(min(search.predicted)).weighing.is_quick
+    return _ByWeighing(axis, budget, request, below, search.requests, search.predicted) if is_quick else search
+
+
+def _asked(search: _Search) -> BudgetError | None:
+    """Ask XLA at sizes until no question is left; returns the refusal where not even the smallest size holds."""
+    try:
         while (size := search.upcoming()) is not None:
             search.ask(size)
+    except BudgetError as refusal:
+        return refusal
+    return None
+
+
+def _compiled(search: _Search) -> LargestFound:
+    """Return the largest size and its step, compiled; raises `BudgetError` if not even the smallest size holds."""
+    while True:
+        if (refusal := _asked(search)) is not None:
+            raise refusal
         if (answer := search.answer()) is not None:
             return LargestFound(search.held, answer, search.tried(answer))
 
@@ -99,6 +155,16 @@ class _ByWeighing(SizeSearch):
             size = self.below((held + int(most)) // 2)
         size = int(min(size, most))
         return size if size > held else self._after(held)
+
+    def faster(self, size: int) -> Plan | None:
+        """Return the fastest plan that takes hardly more than the smallest one of a size, and holds the budget."""
+        request, known = self.request(size), self.known[size]
+        planner = request.planner
+        most_seconds = (1 - NEAR) * planner.step_seconds(known.plan)
+        near = (c for c in planner.small(0.0, _SPREAD) if c.step_seconds < most_seconds)
+        plans = [c.plan for c in sorted(near, key=lambda c: c.step_seconds)[:_MOST_FASTER]]
+        measure = request.weighing.ways(to_run=False).measure
+        return next((plan for plan in plans if measure(plan).peak_bytes <= self.budget_bytes), None)
 
     def _after(self, size: int) -> int | None:
         """Return the next larger size that is allowed; None where none is found."""
@@ -197,6 +263,9 @@ class _ByCompiling(SizeSearch):
         for candidate in self.request(size).planner.small(0.0, _SPREAD):
             kinds.setdefault(_kind(candidate.plan), candidate)
         return kinds
+
+
+_Search = _ByWeighing | _ByCompiling
 
 
 def _kind(plan: Plan) -> Kind:

@@ -201,7 +201,7 @@ class Request:
         if self.program.roles.tiles or not self.program.is_train:
             return self
         if tiles or isinstance(self.options.tiles, bool):
-            return self._with(self._with_tiles(tiles))
+            return self.in_tiles(tiles)
         named, parted = named_shapes(self.program, dict(self.options.shapes)), self._parted()
         asking, backend = dict(self.options.tiles), backend_for(self.options.goal)
         return self._with(in_asked_blocks(self.program, asking, named, parted, backend))
@@ -211,6 +211,15 @@ class Request:
         bound = None if self.trace is None else self.trace.bound
         pairs = () if bound is None else zip(bound.paths(), bound.leaves, strict=True)
         return frozenset(path for path, leaf in pairs if meshes.is_parted(leaf))
+
+    @cached_property
+    def in_asked_blocks(self) -> Request:
+        """The request with the rows in blocks that the options ask for."""
+        return self._in_blocks(())
+
+    def in_tiles(self, tiles: tuple[Tile, ...]) -> Request:
+        """Return the request with rows in blocks; raises `PlanError` where the program has no such rows."""
+        return self._with(self._with_tiles(tiles))
 
     def _with_tiles(self, tiles: tuple[Tile, ...]) -> Joint:
         backend = backend_for(self.options.goal)
@@ -248,7 +257,7 @@ class Request:
         known, name = lookup.place.tiles, lookup.key[0]
         if name in known:
             with suppress(BudgetError):
-                return search(self._with(self._with_tiles(known[name])))
+                return search(self.in_tiles(known[name]))
         try:
             return search(self)
         except BudgetError as refusal:
@@ -266,15 +275,20 @@ class Request:
         given = self.name, self.program, answer.split.problem, answer.plan
         with runtime.paused_collection():
             data = data_of(self.program, self.differentiated)
-            found = unasked(*given, lambda tile: self._with(self._with_tiles((tile,))).problem, data)
+            found = unasked(*given, lambda tile: self.in_tiles((tile,)).problem, data)
         if found is None:
             return answer
         tile, plan = found
-        return answer.request._with(self._with_tiles((tile,)))._by(lambda graph: plan)
+        return answer.request.in_tiles((tile,))._by(lambda graph: plan)
 
     def _may_tile(self) -> bool:
-        """Whether rows may run in blocks: rows that lie on several devices do not."""
-        if self.options.tiles is False or not self.program.is_train:
+        """Whether rows may run in blocks."""
+        return self.options.tiles is not False and self.is_tileable
+
+    @property
+    def is_tileable(self) -> bool:
+        """Whether rows could run in blocks: rows that lie on several devices do not."""
+        if not self.program.is_train:
             return False
         if (mesh := meshes.manual_mesh()) is not None:
             return set(mesh.manual_axes) == set(mesh.axis_names)
@@ -305,7 +319,7 @@ class Request:
             way=self.weighing.way(to_run),
             planner=lambda: self.planner,
             ways=self.weighing.ways(to_run),
-            take=self.weighing.take,
+            take=functools.partial(self.weighing.take, to_run=to_run),
             plain=lambda: (given or self).plain_weighed,
             forms=self.forms or (),
         )

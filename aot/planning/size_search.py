@@ -15,7 +15,7 @@ from typing import Any
 from jointcut.aot.options.limits import Limit
 from jointcut.aot.planning.budgets.attempts import Fitted, Ways, Weighed, followed
 from jointcut.aot.planning.budgets.refusals import holds_no_size
-from jointcut.aot.planning.budgets.searches import keep_least, settled
+from jointcut.aot.planning.budgets.searches import keep, keep_least, settled
 from jointcut.aot.planning.request import Request
 from jointcut.aot.planning.weighing import Answer
 from jointcut.partition.errors import BudgetError
@@ -45,6 +45,7 @@ class TriedSize(Record):
         how: `"compiled"` or `"weighed"`, by XLA's account, or `"predicted"`, by the model. Where XLA was asked, the
             plan is the smallest that is known. Else it is the fastest that is predicted to fit, or the smallest.
         strategy: of the plan.
+        blocks: the number of blocks in which rows run; 1 where they run together.
     """
 
     size: int
@@ -53,6 +54,7 @@ class TriedSize(Record):
     fits: bool
     how: str
     strategy: str
+    blocks: int = 1
 
     @property
     def seconds_per_example(self) -> float:
@@ -125,9 +127,9 @@ class SizeSearch:
             self.requests[size] = self.make(size)
         return self.requests[size]
 
-    def predict(self) -> None:
-        """Predict smallest peaks at sizes that come nearer to the budget."""
-        size = max(self.first, self.below(FIRST))
+    def predict(self, begin: int = FIRST) -> None:
+        """Predict smallest peaks at sizes that come nearer to the budget, from one to begin with."""
+        size = max(self.first, self.below(begin))
         for _ in range(MOST_PREDICTED):
             if size in self.predicted:
                 return
@@ -153,6 +155,12 @@ class SizeSearch:
         keep_least(wanted, smallest.plan, smallest.weighed)
 
         def search(request: Request) -> Fitted[Any]:
+            if (fast := self.faster(size)) is not None:
+                self.compiled.add((size, fast.key))
+                fitted = followed(fast, request.weighing.measure(fast))
+                if fitted.measured.peak_bytes <= self.budget_bytes:
+                    keep(wanted, fitted)
+                    return fitted
             try:
                 return settled(replace(wanted, ways=self._capped(size, request, wanted.ways)))
             except (_NoMoreError, BudgetError):
@@ -166,6 +174,11 @@ class SizeSearch:
         if (measured := answer.fitted.measured).peak_bytes <= self.budget_bytes:
             return answer
         self.known[size] = replace(smallest, weighed=measured)
+        return None
+
+    def faster(self, size: int) -> Plan | None:
+        """Return a plan that is faster than the smallest of a size, and holds the budget; None where none is known."""
+        del size
         return None
 
     def _capped(self, size: int, request: Request, ways: Ways[Any]) -> Ways[Any]:
@@ -190,14 +203,18 @@ class SizeSearch:
 
     # ------------------------------------------------------------------------------------------------ the table
 
-    def tried(self, answer: Answer) -> tuple[TriedSize, ...]:
-        """Return the sizes that were tried, and half of the largest, in order; XLA's figures replace predicted ones."""
-        sizes = {*self.predicted, self.near(self.held / 2)}
-        rows = [self._predicted(size) for size in sizes if size < (1 - NEAR) * min(self.known)]
-        others = ((n, found) for n, found in self.known.items() if n != self.held)
+    def tried(self, answer: Answer | None = None) -> tuple[TriedSize, ...]:
+        """Return the sizes that were tried, and half of the largest, in order; XLA's figures replace predicted ones.
+
+        `answer` is that of the largest size, if it was compiled.
+        """
+        sizes = {*self.predicted, *[self.near(self.held / 2)] * bool(self.held)}
+        rows = [self._predicted(size) for size in sizes if size < (1 - NEAR) * min(self.known, default=math.inf)]
+        others = ((n, found) for n, found in self.known.items() if answer is None or n != self.held)
         rows += [self._row(n, found.plan, found.weighed.peak_bytes, self._how(n)) for n, found in others]
-        assert answer.fitted is not None, "a search was made"
-        rows.append(self._row(self.held, answer.plan, answer.fitted.measured.peak_bytes, "compiled"))
+        if answer is not None:
+            assert answer.fitted is not None, "a search was made"
+            rows.append(self._row(self.held, answer.plan, answer.fitted.measured.peak_bytes, "compiled"))
         return tuple(sorted(rows, key=lambda row: row.size))
 
     def _how(self, size: int) -> str:
@@ -213,7 +230,8 @@ class SizeSearch:
     def _row(self, size: int, plan: Plan, peak_bytes: int, how: str) -> TriedSize:
         planner = self.request(size).planner
         seconds = planner.common_seconds + planner.step_seconds(plan)
-        return TriedSize(size, peak_bytes, seconds, peak_bytes <= self.budget_bytes, how, plan.strategy)
+        blocks = max((tile.blocks for tile in self.request(size).program.roles.tiles), default=1)
+        return TriedSize(size, peak_bytes, seconds, peak_bytes <= self.budget_bytes, how, plan.strategy, blocks)
 
 
 def _small(request: Request) -> Candidate:

@@ -178,12 +178,10 @@ class Weighing:
     def _weigh(self, plan: Plan) -> Weighed[Answer]:
         return replace(self._weigh_all([plan])[0].result(), made=self._cut(plan))
 
-    def take(self, plan: Plan, held: Held) -> Weighed[Answer]:
-        """Return a plan with known figures, to be compiled when it first runs."""
-        if (key := plan.key) not in self._compiled:
-            figures = held.peak_bytes, held.activation_bytes, held.compile_ms
-            self._compiled[key] = Weighed(self._cut(plan), *figures)
-        return self._compiled[key]
+    def take(self, plan: Plan, held: Held, to_run: bool = True) -> Weighed[Answer]:
+        """Return a plan with known figures, to be compiled when it first runs, or unless it is `to_run`, if at all."""
+        known = Weighed(self._cut(plan), held.peak_bytes, held.activation_bytes, held.compile_ms)
+        return self._compiled.setdefault(plan.key, known) if to_run else self._compiled.get(plan.key, known)
 
     def forget(self) -> None:
         """Let go of the programs that were only weighed; their memory figures stay known."""

@@ -129,6 +129,12 @@ def keep_least(wanted: Wanted[Any], plan: Plan, weighed: Weighed[Any], lookup: L
         lookup.least.keep(_held(wanted, lookup, plan, weighed), lambda: planfile.dumps(plan, wanted.graph))
 
 
+def keep(wanted: Wanted[Any], fitted: Fitted[Any]) -> None:
+    """Keep a plan that holds the budget: the same request then takes it, and compiles nothing to find it."""
+    lookup = Lookup.of(wanted)
+    lookup.place.known[lookup.key] = _FoundPlan(_held(wanted, lookup, fitted.plan, fitted.measured), fitted.trail)
+
+
 def _settled(wanted: Wanted[_T]) -> Fitted[_T]:
     lookup = Lookup.of(wanted)
     known = lookup.place.known

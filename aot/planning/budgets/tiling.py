@@ -41,7 +41,7 @@ LARGE = 0.04
 BORDER = 1 / 32
 
 #: The number of blocks that is priced first, the most, and how many other numbers are priced.
-FIRST_BLOCKS, MOST_BLOCKS, MOST_NUMBERS = 8, 128, 2
+FIRST_BLOCKS, MOST_BLOCKS, MOST_NUMBERS = 8, 256, 2
 
 #: The fewest and the most of XLA's bytes for each predicted byte, and the most before a program in blocks was refused.
 RATIOS, MOST_RATIO = (0.8, 2.5), 1.25
@@ -220,9 +220,9 @@ def _blocks(few: tuple[int, float], many: tuple[int, float], room: float) -> int
 
 
 def _even(program: Joint, tile: Tile, least: int) -> int:
-    """A number of blocks that divides the rows, if there is one that is not much larger than the least."""
+    """A number of blocks that divides the rows, if one of those that may be taken is not much larger than the least."""
     count = variables(program.closed)[tile.value].aval.shape[tile.axis]
-    return next((n for n in range(least, min(2 * least, count) + 1) if count % n == 0), least)
+    return next((n for n in range(least, min(2 * least, count, MOST_BLOCKS) + 1) if count % n == 0), least)
 
 
 def proposals(program: Joint, alive: list[Buffer], excess: float, room: float, data: Iterable[int]) -> list[Tile]:
