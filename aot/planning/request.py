@@ -24,11 +24,11 @@ from jointcut.aot.options.options import DEFAULT, Options, wanted_plan, with_bud
 from jointcut.aot.options.policies import has_forms
 from jointcut.aot.options.target import backend_for, with_excess_logged
 from jointcut.aot.planning.asked import in_asked_blocks, named_shapes
-from jointcut.aot.planning.budgets.attempts import Fitted
+from jointcut.aot.planning.budgets.attempts import Fitted, summary
 from jointcut.aot.planning.budgets.fit import planner_for
 from jointcut.aot.planning.budgets.inexact import FORM, WORTH, Examples, Rounding, searched, why_none
 from jointcut.aot.planning.budgets.pareto import Pareto, ParetoPoint
-from jointcut.aot.planning.budgets.searches import Lookup, Wanted, room_within, settled, summary
+from jointcut.aot.planning.budgets.searches import Lookup, Wanted, room_within, settled
 from jointcut.aot.planning.budgets.tiling import Priced, Tilings, data_of
 from jointcut.aot.planning.budgets.unasked import unasked
 from jointcut.aot.planning.offloading import on_devices, problem_for

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.plan import Plan
 from jointcut.wrappers.record import Record
 
@@ -99,3 +100,11 @@ def followed(plan: Plan, weighed: Weighed[_T]) -> Fitted[_T]:
     """Return the result without a search: a known plan, now compiled."""
     promised = plan.peak_bytes or weighed.peak_bytes
     return Fitted(replace(plan, peak_bytes=promised), weighed, (attempt(plan, promised, weighed, True),))
+
+
+def summary(plan: Plan) -> str:
+    """Return a plan in a few words: `12 values, 4.2 MB saved, 31 ops recomputed`."""
+    return (
+        f"{counted(len(plan.values), 'value')}, {human_bytes(plan.bytes_saved)} saved, "
+        f"{counted(len(plan.recomputed), 'op')} recomputed"
+    )

@@ -30,7 +30,7 @@ from jointcut.aot.cache.fingerprint import WithoutRules
 from jointcut.aot.cache.sketch import sketch
 from jointcut.aot.options.limits import Limit, Room, room_for
 from jointcut.aot.options.options import Options
-from jointcut.aot.planning.budgets.attempts import Attempt, Fitted, Ways, Weighed, followed
+from jointcut.aot.planning.budgets.attempts import Attempt, Fitted, Ways, Weighed, followed, summary
 from jointcut.aot.planning.budgets.fit import fit, prices
 from jointcut.aot.planning.budgets.notes import Held, Note, PlainNote
 from jointcut.aot.planning.budgets.shares import shared, told
@@ -38,7 +38,7 @@ from jointcut.aot.progress.progress import Stage, tell
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.trace.joint import Joint
 from jointcut.partition.errors import IdentityError, PlanError
-from jointcut.partition.figures import counted, human_bytes
+from jointcut.partition.figures import counted
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.matching import moved
 from jointcut.partition.plans.plan import Plan
@@ -96,14 +96,6 @@ def way(options: Options, executables: int, ours: bool) -> str:
     Inside a `jit` of the caller (not `ours`) no argument is donated.
     """
     return repr((executables, *((options.donated, options.keep_unused) if ours else (((), ()), False))))
-
-
-def summary(plan: Plan) -> str:
-    """Return a plan in a few words: `12 values, 4.2 MB saved, 31 ops recomputed`."""
-    return (
-        f"{counted(len(plan.values), 'value')}, {human_bytes(plan.bytes_saved)} saved, "
-        f"{counted(len(plan.recomputed), 'op')} recomputed"
-    )
 
 
 def forget() -> None:
