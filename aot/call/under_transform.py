@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jointcut.aot.options.options import Options, is_measured
@@ -23,7 +24,8 @@ from jointcut.aot.trace.blame import explained, for_one_example
 from jointcut.aot.trace.formulas.rewrite import with_formulas
 from jointcut.aot.trace.joint import joint
 from jointcut.aot.trace.primal import Primal, primal
-from jointcut.partition.program.jax import abstract, processes, runtime
+from jointcut.partition.program.jax import abstract, jaxprs, processes, runtime
+from jointcut.partition.tiles.layouts import Layout
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import refs
 from jointcut.wrappers.built_in.autograd import JITTED, differentiable
@@ -99,6 +101,8 @@ class CallsInside:
             with explained(self._name, self._function):
                 flat = functools.partial(runtime.evaluate, closed)
                 program = joint(flat, structs, False, mask, paths, conventions=self._options.conventions)
+                layout = Layout.among([*program.consts, *(v.aval for v in jaxprs.opened(closed)[0].invars)])
+                program = replace(program, layout=layout)
             split = answered(Request(self._name, program, self._options)).split
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts

@@ -29,17 +29,15 @@ from jointcut.partition.tiles.tile import Prepared, grown, meeting, variables
 Shapes = Mapping[str, Sequence[Any]]
 
 
-def in_asked_blocks(
-    program: Joint, asking: Mapping[str, int], named: Shapes, parted: frozenset[str], backend: Backend
-) -> Joint:
+def in_asked_blocks(program: Joint, asking: Mapping[str, int], named: Shapes, backend: Backend) -> Joint:
     """Return a program in which the rows that names stand for run in numbers of blocks.
 
-    Forward and backward of a block run together if the backward can be done for a cotangent of one. Raises `TraceError`
-    if a name stands for no rows, or for the same as another one, if the blocks are more than the rows, if the rows lie
-    on several devices, as those of the arguments at `parted` do, or if nothing treats the rows alone.
+    Forward and backward of a block run together if the backward can be done for a cotangent of one. Rows that lie on
+    several devices stay there: each runs so many blocks of its own. Raises `TraceError` if a name stands for no rows,
+    or for the same as another one, if the blocks are more than the rows, or if nothing treats the rows alone.
     """
     known: dict[str, Rows] = {}
-    numbered, seeds = variables(program.closed), [_seed(program, *pair, named, parted) for pair in asking.items()]
+    numbered, seeds = variables(program.closed), [_seed(program, *pair, named) for pair in asking.items()]
     for name, seed in zip(asking, seeds, strict=True):
         for other in (other for other, rows in known.items() if rows.place(numbered[seed.value]) == seed.axis):
             what = f"name the same rows, those of {program.roles.input_path(seed.value)} along axis {seed.axis}."
@@ -47,30 +45,62 @@ def in_asked_blocks(
         tile, region = _grown(program, name, seed)
         program, known[name] = program.with_tile(tile, backend), region.tiling.rows
         if program.roles.tiles[-1].blocks < min(seed.blocks, 2):
-            count = numbered[seed.value].aval.shape[seed.axis]
+            count = _rows_of_a_device(program, seed)
             what = f"asks for {counted(seed.blocks, 'block')} of {counted(count, 'row')}, which must be equally large."
             cure = f"Give a number that divides {count}, or leave it out."
             raise TraceError(message(f"tiles[{name!r}]", what, cure))
     return program
 
 
-def _seed(program: Joint, name: str, blocks: int, named: Shapes, parted: frozenset[str]) -> Tile:
+def _seed(program: Joint, name: str, blocks: int, named: Shapes) -> Tile:
     """Return the rows that a name stands for, in the largest array that has them, for a number of blocks."""
     numbered, where = variables(program.closed), f"tiles[{name!r}]"
     rows = rows_of(program, name, where, named)
     value = max(rows, key=lambda n: abstract.aval_bytes(numbered[n].aval))
     count, path = numbered[value].aval.shape[rows[value]], program.roles.input_path(value)
+    array = path if _is_at(path, name) else f"{name} of {path}"
     if is_symbolic([count]):
         what = f"asks for {counted(blocks, 'block')} of {count} rows, a symbolic size."
         raise TraceError(message(where, what, "Give that size as a number, or leave it out."))
-    if blocks > count or count < 2:
-        what = f"asks for {counted(blocks, 'block')} of {counted(count, 'row')}."
+    seed = Tile(value, rows[value], 0, blocks, array=array, over=_axes_of(program, rows, where))
+    if blocks > (count := _rows_of_a_device(program, seed)) or count < 2:
+        what = f"asks for {counted(blocks, 'block')} of {counted(count, 'row')}{' of each device' * bool(seed.over)}."
         raise TraceError(message(where, what, f"Give at most {count}." if count > 1 else "Leave it out."))
-    if not parted.isdisjoint(map(program.roles.input_path, rows)):
-        cure = "Call the function inside jax.shard_map, where each device has rows of its own, or leave it out."
-        raise TraceError(message(where, "names rows that lie on several devices.", cure))
-    array = path if _is_at(path, name) else f"{name} of {path}"
-    return Tile(value, rows[value], 0, blocks, array=f"{array}{_mixed(program, rows)}")
+    return replace(seed, array=f"{array}{_mixed(program, rows)}")
+
+
+def _rows_of_a_device(program: Joint, seed: Tile) -> int:
+    """Return how many of the rows lie on one device."""
+    count = variables(program.closed)[seed.value].aval.shape[seed.axis]
+    return count // (program.layout.devices(seed.over).number if program.layout else 1)
+
+
+def _axes_of(program: Joint, rows: Mapping[int, int], where: str) -> tuple[str, ...]:
+    """Return the axes of a mesh along which the rows of some inputs lie; none where all devices have all rows.
+
+    Inside a transformation of JAX's rows on automatic axes do not tell where they lie. If there is one axis, they are
+    laid along that. Raises `TraceError`, about `where`, if there are several, or if they lie along different ones.
+    """
+    if (layout := program.layout) is None:
+        return ()
+    if unknown := [n for n in rows if layout.specs[n : n + 1] == (None,)]:
+        axes = [axis for axis, size in layout.mesh.shape.items() if size > 1]
+        count = variables(program.closed)[unknown[0]].aval.shape[rows[unknown[0]]]
+        if len(axes) == 1 and count % layout.mesh.size == 0:
+            return (axes[0],)
+        what = f"names rows on automatic axes {_axes(axes)}, and inside a transformation they do not tell along which."
+        cure = "Call its own value_and_grad outside of jax.jit, make the axes explicit, or use jax.shard_map."
+        raise TraceError(message(where, what, cure))
+    known = {program.roles.input_path(n): ([*layout.spec(n)[axis:], ()])[0] for n, axis in rows.items()}
+    (one, axes), *others = known.items()
+    if (other := next((pair for pair in others if pair[1] != axes), None)) is not None:
+        what = f"names rows that lie along {_axes(axes)} ({one}) and along {_axes(other[1])} ({other[0]})."
+        raise TraceError(message(where, what, "Lay them alike, or give the path of arrays that lie alike."))
+    return axes
+
+
+def _axes(axes: Sequence[str]) -> str:
+    return " and ".join(map(repr, axes)) or "no axis of a mesh"
 
 
 def _mixed(program: Joint, rows: Mapping[int, int]) -> str:

@@ -112,6 +112,13 @@ class Request:
         """
         return planner_for(self.problem, self.options)
 
+    @property
+    def of_each(self) -> Planner:
+        """The planner whose bytes are those of one device, where it is known how values lie on a mesh."""
+        if (laid := self.program.laid) is None:
+            return self.planner
+        return planner_for(replace(self.problem, graph=laid.on_each(self.problem.graph)), self.options)
+
     @cached_property
     def weighing(self) -> Weighing:
         """The plans that were cut, weighed and compiled so far."""
@@ -202,15 +209,9 @@ class Request:
             return self
         if tiles or isinstance(self.options.tiles, bool):
             return self.in_tiles(tiles)
-        named, parted = named_shapes(self.program, dict(self.options.shapes)), self._parted()
+        named = named_shapes(self.program, dict(self.options.shapes))
         asking, backend = dict(self.options.tiles), backend_for(self.options.goal)
-        return self._with(in_asked_blocks(self.program, asking, named, parted, backend))
-
-    def _parted(self) -> frozenset[str]:
-        """The paths of arguments whose rows lie on several devices."""
-        bound = None if self.trace is None else self.trace.bound
-        pairs = () if bound is None else zip(bound.paths(), bound.leaves, strict=True)
-        return frozenset(path for path, leaf in pairs if meshes.is_parted(leaf))
+        return self._with(in_asked_blocks(self.program, asking, named, backend))
 
     @cached_property
     def in_asked_blocks(self) -> Request:
@@ -219,11 +220,8 @@ class Request:
 
     def in_tiles(self, tiles: tuple[Tile, ...]) -> Request:
         """Return the request with rows in blocks; raises `PlanError` where the program has no such rows."""
-        return self._with(self._with_tiles(tiles))
-
-    def _with_tiles(self, tiles: tuple[Tile, ...]) -> Joint:
         backend = backend_for(self.options.goal)
-        return functools.reduce(lambda program, tile: program.with_tile(tile, backend), tiles, self.program)
+        return self._with(functools.reduce(lambda made, tile: made.with_tile(tile, backend), tiles, self.program))
 
     def _by(self, strategy: Strategy) -> Answer:
         if strategy == "save_all" and self.as_jax is not self and self.options.policy is None:
@@ -262,15 +260,15 @@ class Request:
             return search(self)
         except BudgetError as refusal:
             room = room_within(wanted, lookup)(None)
-            ways = (lambda form: self._with(form).planner), (lambda form: search(self._with(form)))
-            form, data = Priced(self.program, self.planner), data_of(self.program, self.differentiated)
+            ways = (lambda form: self._with(form).of_each), (lambda form: search(self._with(form)))
+            form, data = Priced(self.program, self.of_each), data_of(self.program, self.differentiated)
             program, fitted = Tilings(form, data, room, refusal, *ways).found()
             known[name] = program.roles.tiles
             return fitted
 
     def _in_unasked_blocks(self, answer: Answer) -> Answer:
         """Return an answer, or one with rows in blocks if the model of the device finds that smaller and no slower."""
-        if self.program.roles.tiles or self.options.tiles is not True or not self._may_tile():
+        if self.program.roles.tiles or self.options.tiles is not True or not self._may_tile() or self.program.layout:
             return answer
         given = self.name, self.program, answer.split.problem, answer.plan
         with runtime.paused_collection():
@@ -287,11 +285,13 @@ class Request:
 
     @property
     def is_tileable(self) -> bool:
-        """Whether rows could run in blocks: rows that lie on several devices do not."""
+        """Whether rows could run in blocks: those that lie on several devices if it is known on which."""
         if not self.program.is_train:
             return False
         if (mesh := meshes.manual_mesh()) is not None:
             return set(mesh.manual_axes) == set(mesh.axis_names)
+        if self.program.layout is not None:
+            return self.program.layout.is_known
         if self.trace is None:
             return jax.device_count() == 1
         placed = (getattr(leaf, "sharding", None) for leaf in (*self.trace.consts, *self.trace.bound.leaves))

@@ -29,6 +29,7 @@ from jointcut.partition.program.jax import abstract, jaxprs, runtime
 from jointcut.partition.program.roles import Role, Roles, Tile
 from jointcut.partition.rewrite import guard, names, regions, repeats, simplify, views
 from jointcut.partition.split import cut_within
+from jointcut.partition.tiles.layouts import Laid, Layout
 from jointcut.partition.tiles.tile import with_tile
 from jointcut.wrappers.built_in.flatten import Outcome
 from jointcut.wrappers.wrapper import flat_form_of
@@ -49,9 +50,9 @@ class Joint:
     inputs. Gradients are in the order of the differentiated leaves. Each gradient at a position in `sparse` is two
     results, the rows of a table and their places. `differentiated` has the differentiated arguments, counted from the
     last (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them.
-    `changes` are the rules by which derivatives may differ from JAX's. `is_updated` says that an update has replaced
-    the gradients by new values. If regions under `jax.checkpoint` are open in `closed`, `unopened` is JAX's own joint
-    program, with constants of its own.
+    `changes` are the rules by which derivatives may differ from JAX's. `layout` tells how the inputs lie on a mesh.
+    `is_updated` says that an update has replaced the gradients by new values. If regions under `jax.checkpoint` are
+    open in `closed`, `unopened` is JAX's own joint program, with constants of its own.
     """
 
     closed: Any
@@ -62,6 +63,7 @@ class Joint:
     differentiated: tuple[int, ...] = ()
     is_as_jax: bool = False
     changes: tuple[Change, ...] = ()
+    layout: Layout | None = field(default=None, compare=False)
     is_updated: bool = False
     unopened: Joint | None = field(default=None, compare=False, repr=False)
 
@@ -71,7 +73,7 @@ class Joint:
         Raises `PlanError` where the program has no such rows.
         """
         cut = partial(cut_within, backend)
-        closed, roles = with_tile(self.closed, self.roles, tile, cut, backend.holds_products)
+        closed, roles = with_tile(self.closed, self.roles, tile, cut, backend.holds_products, self.layout)
         return replace(self, closed=closed, roles=roles, unopened=self.plain)
 
     @property
@@ -101,6 +103,20 @@ class Joint:
         results = set(jaxprs.variables(jaxpr.outvars))
         kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.roles.replaced}
         return sum(abstract.aval_bytes(v.aval) for v in kept | results)
+
+    @property
+    def laid(self) -> Laid | None:
+        """How the values lie on a mesh, as far as the types and the arguments tell; None where they lie on none."""
+        return None if self.layout is None or not self.layout.is_known else self.layout.laid(self.closed)
+
+    @property
+    def fixed_bytes_each(self) -> int:
+        """The part of the fixed bytes that one device has."""
+        if (laid := self.laid) is None:
+            return self.fixed_bytes
+        jaxpr, _ = jaxprs.opened(self.closed)
+        kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.roles.replaced}
+        return sum(abstract.aval_bytes(v.aval) // laid.parts(v) for v in kept | {*jaxprs.variables(jaxpr.outvars)})
 
     @property
     def carries(self) -> tuple[bool, ...]:
@@ -141,7 +157,8 @@ def joint(
                 raise
         else:
             if not has_checkpoint:
-                return replace(program, differentiated=differentiated)
+                layout = Layout.among((*program.consts, *leaves))
+                return replace(program, differentiated=differentiated, layout=layout)
             unopened = program
     source = primal(function, [leaves[p] for p in places], has_aux)
     closed = plain.looped(with_formulas(regions.inlined(source.closed), conventions), conventions.zero_cotangent)
@@ -152,8 +169,10 @@ def joint(
         entered, on = [*source.consts, *leaves], [False] * count + list(mask)
         program, _ = _joint(_as_traced(source, closed, has_aux), entered, has_aux, on, names, shifted, conventions)
     changed = (*formulas_in(closed), *guards_in(program.closed))
-    consts = *program.consts, *source.consts
-    return replace(program, consts=consts, differentiated=differentiated, changes=changed, unopened=unopened)
+    program = replace(
+        program, consts=(*program.consts, *source.consts), layout=Layout.among((*program.consts, *entered))
+    )
+    return replace(program, differentiated=differentiated, changes=changed, unopened=unopened)
 
 
 def _as_traced(source: Primal, closed: Any, has_aux: bool) -> Callable[..., Any]:

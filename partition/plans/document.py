@@ -111,7 +111,8 @@ _tile = _record(
         "is_early": _is_flag,
         "array": _is_text,
         "block_bytes": _or_null(_is_count),
-    }
+    },
+    {"over": _list_of(_is_text)},
 )
 #: The numbers of steps of a saved value of which a part lies elsewhere.
 PARTS: dict[str, _Check] = dict.fromkeys(("host_steps", "loop_steps"), _is_count)

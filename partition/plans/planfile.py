@@ -82,13 +82,19 @@ def _document(plan: Plan, graph: Graph) -> dict[str, Any]:
             for loop, steps, kept in plan.loops_in_segments
         ],
         **({"on_device": in_part} if in_part else {}),
-        **({"tiles": [asdict(tile) for tile in graph.tiles]} if graph.tiles else {}),
+        **({"tiles": [_of_tile(tile) for tile in graph.tiles]} if graph.tiles else {}),
         **({"dropped": list(plan.dropped)} if plan.dropped else {}),
         **({"checkpoints": fewer} if fewer else {}),
         "bytes_saved": plan.bytes_saved,
         "figures": {name: getattr(plan, name) for name in FIGURES},
         "written_for": program_lines(graph),
     }
+
+
+def _of_tile(tile: Tile) -> dict[str, Any]:
+    usual = asdict(tile)
+    over = usual.pop("over")
+    return usual | ({"over": list(over)} if over else {})
 
 
 def _entry(saved: Saved) -> dict[str, Any]:
@@ -148,7 +154,7 @@ def tiles_of(text: str) -> tuple[Tile, ...]:
         return ()
     document = _parsed(text)
     has_types(document, "plan")
-    return tuple(Tile(**tile) for tile in document.get("tiles", ()))
+    return tuple(Tile(**{**tile, "over": tuple(tile.get("over", ()))}) for tile in document.get("tiles", ()))
 
 
 def _parsed(text: str) -> dict[str, Any]:

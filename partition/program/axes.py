@@ -96,7 +96,7 @@ class Rows:
             if self.shares and {*places} - {None, TOTAL}:
                 places = [None if p == TOTAL else p for p in places]
             if given := [p for p in places if p is not None]:
-                found, met = _through(self, eqn, places), _met(given)
+                found, met = through(self, eqn, places), _met(given)
                 results = [met] * len(eqn.outvars) if found is None else found
                 self.put(eqn.outvars, results)
                 ends = [end for inner in self.inside.get(id(eqn), ()) for end in inner.ends]
@@ -121,7 +121,7 @@ def followed(program: Any, places: Sequence[Place]) -> Rows:
     return rows
 
 
-def _through(rows: Rows, eqn: Equation, places: Sequence[Place]) -> Sequence[Place] | None:
+def through(rows: Rows, eqn: Equation, places: Sequence[Place]) -> Sequence[Place] | None:
     """The places of the results of an equation; None where rows meet."""
     name = eqn.primitive.name
     if name == BARRIER:

@@ -49,6 +49,7 @@ class Tile:
         array: the value in words: its type, op and line, or its path.
         block_bytes: the temporaries that a block may take, by the model: its backward computes values again. None where
             it keeps all.
+        over: the axes of a mesh along which the rows lie: each device there has so many blocks of its own rows.
     """
 
     value: int
@@ -58,12 +59,14 @@ class Tile:
     is_early: bool = False
     array: str = field(default="", compare=False)
     block_bytes: int | None = None
+    over: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """`float32[64,99] of exp at loss.py:6: 8 blocks along axis 0, each forward with its backward`."""
         how = ", each forward with its backward" * self.is_early
         how += ", which computes values again" * (self.block_bytes is not None)
-        return f"{self.array or f'value {self.value}'}: {self.blocks} blocks along axis {self.axis}{how}"
+        rows = f" of the rows of each device along {' and '.join(map(repr, self.over))}" if self.over else ""
+        return f"{self.array or f'value {self.value}'}: {self.blocks} blocks{rows} along axis {self.axis}{how}"
 
 
 @dataclass(frozen=True)

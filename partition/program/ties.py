@@ -174,6 +174,16 @@ def _padded(eqn: Equation) -> Iterator[Tie]:
     return _first(eqn, ((a, a) for a, by in enumerate(eqn.params["padding_config"]) if tuple(by) == (0, 0, 0)))
 
 
+def _laid(eqn: Equation) -> Iterator[Tie]:
+    """The axes that lie on the devices of a mesh as before; automatic axes do."""
+    before, after = (
+        (*getattr(getattr(v.aval, "sharding", None), "spec", ()),) for v in (eqn.invars[0], eqn.outvars[0])
+    )
+    rank = len(_shape(eqn.outvars[0]))
+    pairs = zip((*before, *(None,) * (rank - len(before))), (*after, *(None,) * (rank - len(after))), strict=True)
+    return _same(eqn, (a for a, (old, new) in enumerate(pairs) if old == new))
+
+
 def _iota(eqn: Equation) -> Iterator[Tie]:
     given = (None,) * len(eqn.invars)
     return (Tie(given, (a,)) for a in range(len(eqn.params["shape"])) if a != eqn.params["dimension"])
@@ -266,6 +276,7 @@ RULES: dict[str, Callable[[Equation], Iterator[Tie]]] = {
     "reduce_window_min": _windowed,
     "reduce_window_sum": _windowed,
     "reshape": _reshaped,
+    "reshard": _laid,
     "rev": _but("dimensions"),
     "scatter": _scattered,
     "scatter-add": _scattered,

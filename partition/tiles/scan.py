@@ -4,6 +4,9 @@ Rows along the first axis are views of the whole array; along another axis each 
 written in place. Sums over rows are added up, in float32 where the parts are narrower. If the number of blocks does not
 divide the rows, the last block begins earlier, so that it is full: the rows that it shares with the one before are
 computed twice, and added once.
+
+On a mesh each device runs such a scan over rows of its own (`devices`), and what it adds up is added over the devices
+behind the scan, all at once.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from jax import lax
 
 from jointcut.partition.program.axes import Joined, Rows
 from jointcut.partition.program.jax import abstract, jaxprs
+from jointcut.partition.program.jax.devices import Devices
 from jointcut.partition.program.jax.jaxprs import Atom, Equation, Var
 from jointcut.partition.program.jax.meshes import varying
 from jointcut.partition.rewrite.simplify import equations_of
-from jointcut.partition.tiles.blocks import Block, for_rows
+from jointcut.partition.tiles.blocks import Block, asks_for_numbers, for_rows
 from jointcut.partition.tiles.inside import SAME
 
 
@@ -62,17 +66,21 @@ class BlockScan:
     Attributes:
         eqns: the equations that it runs.
         rows: the places of the rows in their values.
-        blocks: the blocks of rows.
+        blocks: the blocks of rows; on a mesh of the rows of one device.
+        devices: the devices that have rows of their own; None if the rows are those of all.
         consts, carry, xs: the operands, each with its variable in the body.
         ends, ys: the results, as variables of the body, each with the result.
         front, back: the equations around the scan, which bring arrays to blocks, and back.
         body: the equations of one block.
+        totals: the sums of one device, each with the sum over all.
         number, start: the number of the block, and of its first row, in the body.
+        first: the number of this row among the rows of all devices.
     """
 
     eqns: Sequence[Equation]
     rows: Rows
     blocks: Blocks
+    devices: Devices | None = None
     consts: list[tuple[Atom, Var]] = field(default_factory=list)
     carry: list[tuple[Atom, Var]] = field(default_factory=list)
     xs: list[tuple[Atom, Var]] = field(default_factory=list)
@@ -81,8 +89,10 @@ class BlockScan:
     front: list[Equation] = field(default_factory=list)
     back: list[Equation] = field(default_factory=list)
     body: list[Equation] = field(default_factory=list)
+    totals: list[tuple[Var, Var]] = field(default_factory=list)
     number: Any = None
     start: Any = None
+    first: Any = None
 
     def written(self, stacks: dict[Var, Var], wanted: Iterable[Var], handed: Iterable[Var]) -> list[Equation]:
         """The equations that take the place of the given ones.
@@ -122,7 +132,18 @@ class BlockScan:
         """Number the blocks, and name the values that the equations read as one block sees them."""
         self.number = self.counted()
         (self.start,) = self.traced(self.body, self.blocks.start, self.number)
+        self.first = self.start if self.devices is None else self.counted_on(self.devices)
         return self.read(stacks)
+
+    def counted_on(self, devices: Devices) -> Any:
+        """The number of a block's first row among the rows of all devices."""
+        if not asks_for_numbers(self.eqns, self.rows):
+            return self.start
+        with devices.inside():
+            eqns, (before,) = equations_of(lambda: lax.axis_index(devices.axes) * self.blocks.count, [])
+        self.front += eqns
+        (first,) = self.traced(self.body, lambda before, start: before + start, self.constant(before), self.start)
+        return first
 
     def scanned(self) -> list[Equation]:
         """The scan, with the equations around it."""
@@ -131,7 +152,22 @@ class BlockScan:
         like = _like(self.blocks.number).replace(source_info=self.eqns[0].source_info, ctx=self.eqns[0].ctx)
         consts, carry, xs = ([v for v, _ in part] for part in (self.consts, self.carry, self.xs))
         scan = jaxprs.scan(like, program, consts, carry, xs, [v for _, v in (*self.ends, *self.ys)])
-        return [*self.front, scan, *self.back]
+        return [*self.front, scan, *self.added(), *self.back]
+
+    def added(self) -> list[Equation]:
+        """The equations that add up the sums of all devices, all at once, and bring them to their types."""
+        if self.devices is None or not self.totals:
+            return []
+        axes, narrow, names = self.devices.axes, list[Equation](), dict[Any, Var]()
+        with self.devices.inside():
+            eqns, sums = equations_of(lambda *xs: lax.psum(xs, axes), [end for end, _ in self.totals])
+        for total, (_, v) in zip(sums, self.totals, strict=True):
+            wanted: Any = v.aval
+            ends = [total]
+            if total.aval.dtype != wanted.dtype:
+                ends = self.traced(narrow, lambda x, dtype=wanted.dtype: x.astype(dtype), total)
+            names[ends[0]] = v
+        return [jaxprs.rebound(e, e.invars, [names.get(v, v) for v in e.outvars]) for e in (*eqns, *narrow)]
 
     # ---------------------------------------------------------------------------------------------- what a block reads
 
@@ -189,12 +225,29 @@ class BlockScan:
         if isinstance(place, Joined) and not self.blocks.is_even and id(eqn) not in self.rows.inside:
             names = names | {v: self.masked(v, known[v]) for v in self.with_rows(eqn)}
         if is_scattered:  # each block adds to the result of the blocks before
-            names = names | {eqn.invars[0]: self.carried(eqn.invars[0], eqn.outvars[0])}
-        eqns, after = for_rows([eqn], self.rows, Block(self.blocks.size, self.start), names)
+            names = names | {eqn.invars[0]: self.carried(self.begins(eqn.invars[0]), eqn.outvars[0])}
+        eqns, after = for_rows([eqn], self.rows, Block(self.blocks.size, self.first), names)
         self.body += eqns
         known.update((v, after[v]) for v in eqn.outvars)
         if is_scattered:
-            self.ends[-1] = (known[eqn.outvars[0]], eqn.outvars[0])
+            self.ends[-1] = (known[eqn.outvars[0]], self.total(eqn.outvars[0]))
+
+    def begins(self, start: Atom) -> Atom:
+        """The value that a sum begins with: on one device of several, and zeros on the others."""
+        if self.devices is None:
+            return start
+        axes = self.devices.axes
+        with self.devices.inside():
+            eqns, (own,) = equations_of(lambda x: jnp.where(lax.axis_index(axes) == 0, x, jnp.zeros_like(x)), [start])
+        self.front += eqns
+        return own
+
+    def total(self, v: Var) -> Var:
+        """The variable of a sum of one device, where it is to be added up over several."""
+        if self.devices is None:
+            return v
+        self.totals.append((jaxprs.fresh(v.aval), v))
+        return self.totals[-1][0]
 
     def with_rows(self, eqn: Equation) -> list[Var]:
         """The operands that are read by rows."""
@@ -239,13 +292,16 @@ class BlockScan:
 
     def add(self, v: Any, part: Atom) -> None:
         """Add up the parts of a sum."""
-        if any(end is v for _, end in self.ends):
+        if any(end is v for _, end in (*self.ends, *self.totals)):
             return
         wide = jnp.dtype(jnp.float32) if v.aval.dtype in (jnp.bfloat16, jnp.float16) else v.aval.dtype
         before = self.carried(self.zeros(v.aval.update(dtype=wide)), v)
         (after,) = self.traced(self.body, lambda total, x: total + x.astype(wide), before, part)
         self.ends[-1] = (after, v)
-        if wide != v.aval.dtype:
+        if self.devices is not None:
+            self.totals.append((jaxprs.fresh(after.aval), v))
+            self.ends[-1] = (after, self.totals[-1][0])
+        elif wide != v.aval.dtype:
             end = jaxprs.fresh(after.aval)
             self.ends[-1] = (after, end)
             (narrow,) = self.traced(self.back, lambda x: x.astype(v.aval.dtype), end)

@@ -2,12 +2,13 @@
 
 The equations of the forward become one scan over blocks, and those of the backward another, which reads the values of a
 block as the forward's scan stacks them. So the two are read as one loop (`bodies/read`), and the plan decides which
-values a block keeps and which it computes again. Where rows meet in between, there are several such scans.
+values a block keeps and which it computes again. Where rows meet in between, there are several such scans. Where rows
+lie on several devices, each runs them over rows of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.program.bodies import SCAN
 from jointcut.partition.program.jax import jaxprs
+from jointcut.partition.program.jax.devices import Devices
 from jointcut.partition.program.jax.jaxprs import Equation, Literal, Var
 from jointcut.partition.program.places import line_of
 from jointcut.partition.program.roles import Role, Roles, Tile
 from jointcut.partition.tiles import grow, hoist
+from jointcut.partition.tiles.devices import OnDevices
 from jointcut.partition.tiles.grow import Tiling, reading
-from jointcut.partition.tiles.passing import loops
+from jointcut.partition.tiles.layouts import Layout
+from jointcut.partition.tiles.passing import Loop, loops
 from jointcut.partition.tiles.pieces import in_pieces
 from jointcut.partition.tiles.scan import Blocks, BlockScan
 
@@ -36,6 +40,11 @@ class Prepared:
     boundary: int
     tiling: Tiling
     one: Var | None = None
+
+    @property
+    def ones(self) -> set[Var]:
+        """The cotangent of one, and what is computed from it."""
+        return set() if self.one is None else hoist.reached(jaxprs.opened(self.closed)[0].eqns, [self.one])
 
 
 def grown(closed: Any, roles: Roles, tile: Tile) -> Prepared | None:
@@ -80,20 +89,29 @@ def variables(closed: Any) -> list[Any]:
 Cut = Callable[[int, Any, Roles], Any]
 
 
-def with_tile(closed: Any, roles: Roles, tile: Tile, cut: Cut, has_pieces: bool = False) -> tuple[Any, Roles]:
+def with_tile(
+    closed: Any, roles: Roles, tile: Tile, cut: Cut, has_pieces: bool = False, layout: Layout | None = None
+) -> tuple[Any, Roles]:
     """Return the program with a tile, and its roles. If it `has_pieces`, large products are added in pieces.
 
-    Raises `PlanError` where the program has no such tile.
+    `layout` tells how the inputs lie on a mesh. Raises `PlanError` where the program has no such tile, or the tile has
+    rows of several devices and the inputs do not lie on such.
     """
-    found = grown(closed, roles, tile)
+    found, devices = grown(closed, roles, tile), devices_of(tile, layout)
     if found is None:
         cure = "Read the plan for the program that it was made for, or make a plan for this one."
         raise PlanError(message("plan.tiles", "name rows that this program does not have.", cure))
-    blocks = Blocks.of(found.tiling.count, tile.blocks, found.tiling.needs_even)
-    made, boundary = tiled(found.closed, found.boundary, found.tiling, blocks, has_pieces)
-    if tile.block_bytes is not None and found.one is not None:
-        made = _with_cut_block(made, found.one, partial(cut, tile.block_bytes))
-    before, after = (jaxprs.opened(program)[0].eqns for program in (closed, made))
+    each = 1 if devices is None else devices.number
+    blocks = Blocks.of(found.tiling.count // each, tile.blocks, found.tiling.needs_even)
+    ones = set() if tile.block_bytes is None else found.ones
+
+    def change(loop: Loop, eqns: list[Equation], names: Mapping[Var, Var]) -> list[Equation]:
+        pieces = in_pieces(eqns, loop.rows_bytes // (each * blocks.number)) if has_pieces else eqns
+        own = {names.get(v, v) for v in ones}
+        return _with_cut_block(pieces, own, partial(cut, tile.block_bytes or 0)) if ones else pieces
+
+    made, boundary = tiled(found, blocks, devices, change)
+    before, after = (jaxprs.opened(program)[0].eqns for program in (found.closed, made))
     places = {id(eqn): n for n, eqn in enumerate(after)}
     updates = (replace(u, ops=tuple(places[id(before[i])] for i in u.ops)) for u in roles.updates)
     return made, replace(
@@ -101,38 +119,62 @@ def with_tile(closed: Any, roles: Roles, tile: Tile, cut: Cut, has_pieces: bool 
     )
 
 
-def _with_cut_block(closed: Any, one: Var, cut: Callable[[Any, Roles], Any]) -> Any:
-    """The program in which the block that reads a cotangent of one, or numbers made from it, is cut."""
-    jaxpr, _ = jaxprs.opened(closed)
-    eqns, ones = list(jaxpr.eqns), hoist.reached(jaxpr.eqns, [one])
+def devices_of(tile: Tile, layout: Layout | None) -> Devices | None:
+    """Return the devices over which the rows of a tile lie; None where each row is on all of them.
+
+    Raises `PlanError` where the inputs do not lie along the axes of a mesh that the tile names.
+    """
+    if not tile.over:
+        return None
+    names = () if layout is None else layout.mesh.axis_names
+    if missing := [axis for axis in tile.over if axis not in names]:
+        what = f"have rows along {missing[0]!r}, an axis of a mesh on which no argument lies."
+        raise PlanError(message("plan.tiles", what, "Lay the arguments over a mesh with this axis, or make a plan."))
+    assert layout is not None, "it has names"
+    return layout.devices(tile.over)
+
+
+def _with_cut_block(eqns: list[Equation], ones: set[Var], cut: Callable[[Any, Roles], Any]) -> list[Equation]:
+    """The equations of a loop, in which the block that reads a cotangent of one, or numbers made from it, is cut."""
+    reached = hoist.reached(eqns, ones)
     scans = ((n, eqn) for n, eqn in enumerate(eqns) if eqn.primitive.name == SCAN)
-    place, scan = next((n, eqn) for n, eqn in scans if not ones.isdisjoint(jaxprs.variables(eqn.invars)))
+    place, scan = next((n, eqn) for n, eqn in scans if not reached.isdisjoint(jaxprs.variables(eqn.invars)))
     layout = jaxprs.scan_layout(scan)
     given = zip(layout.body.invars, scan.invars, strict=True)
-    cotangents = {v for v, atom in given if not isinstance(atom, Literal) and atom in ones}
+    cotangents = {v for v, atom in given if not isinstance(atom, Literal) and atom in reached}
     late = hoist.reached(layout.body.eqns, cotangents)
     first = next(n for n, eqn in enumerate(layout.body.eqns) if not late.isdisjoint(eqn.outvars))
     inputs = tuple(Role.COTANGENT if v in cotangents else Role.PRIMAL for v in layout.body.invars)
     is_late = (not isinstance(v, Literal) and v in late for v in layout.body.outvars)
     roles = Roles(inputs, tuple(Role.GRADIENT if one else Role.OUTPUT for one in is_late), first)
     program = jaxprs.build(layout.body.invars, layout.body.outvars, layout.body.eqns)
-    eqns[place] = jaxprs.scan(scan, cut(program, roles), *layout.parts(scan.invars), scan.outvars)
-    return jaxprs.build(jaxpr.invars, jaxpr.outvars, eqns)
+    new = jaxprs.scan(scan, cut(program, roles), *layout.parts(scan.invars), scan.outvars)
+    return [*eqns[:place], new, *eqns[place + 1 :]]
 
 
-def tiled(closed: Any, boundary: int, tiling: Tiling, blocks: Blocks, has_pieces: bool) -> tuple[Any, int]:
+#: Changes the equations of a loop over blocks; it is also given the name of each variable inside.
+Change = Callable[[Loop, list[Equation], Mapping[Var, Var]], list[Equation]]
+
+
+def tiled(found: Prepared, blocks: Blocks, devices: Devices | None, change: Change) -> tuple[Any, int]:
     """Return the program with the equations of a tiling in blocks, and its number of forward equations.
 
-    `boundary` is their number before. If it `has_pieces`, large products are added in pieces.
+    Args:
+        found: the program and its tiling.
+        blocks: the blocks of its rows, or of the rows of each device.
+        devices: the devices that have rows of their own, if there are some.
+        change: changes the equations of a loop.
     """
-    jaxpr, _ = jaxprs.opened(closed)
-    stacks, scans = dict[Var, Var](), list[tuple[frozenset[int], list[Equation]]]()
-    found, again = loops(jaxpr, tiling, blocks.is_even)
-    for loop in (loop for loop in found if loop.own):
-        written = BlockScan(loop.own, tiling.rows, blocks).written(stacks, loop.wanted, loop.handed)
-        written = in_pieces(written, loop.rows_bytes // blocks.number) if has_pieces else written
+    jaxpr, _ = jaxprs.opened(found.closed)
+    rows, stacks, scans = found.tiling.rows, dict[Var, Var](), list[tuple[frozenset[int], list[Equation]]]()
+    wanted, again = loops(jaxpr, found.tiling, blocks.is_even)
+    for loop in (loop for loop in wanted if loop.own):
+        if devices is None:
+            written = change(loop, BlockScan(loop.own, rows, blocks).written(stacks, loop.wanted, loop.handed), {})
+        else:
+            written = OnDevices(rows, blocks, devices).written(loop, stacks, partial(change, loop))
         scans.append((loop.level, written))
-    spans = (range(boundary), range(boundary, len(jaxpr.eqns)))
+    spans = (range(found.boundary), range(found.boundary, len(jaxpr.eqns)))
     halves = [_arranged(jaxpr.eqns, [i for i in span if i not in again], scans) for span in spans]
     return jaxprs.build(jaxpr.invars, jaxpr.outvars, [*halves[0], *halves[1]]), len(halves[0])
 

@@ -694,22 +694,10 @@ def rows_of_a_device_run_in_blocks_and_devices_add_up_once():
             assert taken[1] <= 0.5 * taken[0], f"{options}, {checks}: {taken} bytes"
 
 
-def rows_on_several_devices_are_not_put_into_blocks_in_silence():
-    x = jax.device_put(X, NamedSharding(ROWS, P("d")))
-    try:
-        aot.function(layers, tiles={"args[1]": 2}).grad(W, x)
-    except TraceError as error:
-        text = "tiles['args[1]'] names rows that lie on several devices.\nCall the function inside jax.shard_map, "
-        assert str(error) == text + "where each device has rows of its own, or leave it out."
-    else:
-        raise AssertionError("the rows were put into blocks")
-
-
 CLAIMS = [
     gathered_weights_are_kept_or_gathered_again,
     sharded_weights_are_gathered_no_more_often_than_by_plain_jax,
     rows_of_a_device_run_in_blocks_and_devices_add_up_once,
-    rows_on_several_devices_are_not_put_into_blocks_in_silence,
     every_program_has_jax_gradients_in_every_way_of_calling,
     outputs_that_vary_and_that_do_not_take_cotangents_of_their_kind,
     the_gradient_of_a_shard_map_and_second_derivatives_are_jax_s,

@@ -45,6 +45,11 @@ def pooled(x):
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 1), (1, 2, 1), "VALID")
 
 
+def laid_anew(x):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, jax.P()))
+
+
 CONV = ("NHC", "HIO", "NHC")
 X = normal(4, 5, 3)
 
@@ -57,6 +62,7 @@ def by_groups(x, w):
 CASES = {
     "elementwise": (lambda x, y: lax.atan2_p.bind(x, y), X, X + 1),
     "elementwise with a number": (lambda x: lax.clamp_p.bind(0.0, x, 1.0), X),
+    "laid anew over a mesh": (laid_anew, X),
     "elementwise with axes of length 1": (lambda x, y: lax.mul_p.bind(x, y), X, X[:, :1]),
     "a choice": (lambda x, y: lax.select_n_p.bind(x > 0, x, y), X, X + 1),
     "a series": (lambda x: lax.lgamma_p.bind(x), X + 9),

@@ -74,7 +74,7 @@ class Priced:
         if refusal.least_bytes is None or not self.least_bytes or math.isinf(self.least_bytes):
             return 1.0
         least, most = RATIOS
-        return min(max((refusal.least_bytes - self.program.fixed_bytes) / self.least_bytes, least), most)
+        return min(max((refusal.least_bytes - self.program.fixed_bytes_each) / self.least_bytes, least), most)
 
     def seconds(self, room: float) -> float:
         """The time of the fastest plan that is expected to take no more than the room."""
@@ -221,7 +221,8 @@ def _blocks(few: tuple[int, float], many: tuple[int, float], room: float) -> int
 
 def _even(program: Joint, tile: Tile, least: int) -> int:
     """A number of blocks that divides the rows, if one of those that may be taken is not much larger than the least."""
-    count = variables(program.closed)[tile.value].aval.shape[tile.axis]
+    rows = variables(program.closed)[tile.value].aval.shape[tile.axis]
+    count = rows // (program.layout.devices(tile.over).number if program.layout else 1)
     return next((n for n in range(least, min(2 * least, count, MOST_BLOCKS) + 1) if count % n == 0), least)
 
 
@@ -251,17 +252,19 @@ def proposals(program: Joint, alive: list[Buffer], excess: float, room: float, d
 def _seeds(program: Joint, alive: list[Buffer], border: int, data: Iterable[int]) -> Iterator[Tile]:
     """Yield tiles along each axis of the largest arrays at the peak, and along the first axis of the data.
 
-    Each is tried with and without a border, and with forward and backward of a block together and apart.
+    Each is tried with and without a border, and with forward and backward of a block together and apart. On a mesh
+    they are along the axes that lie on several devices: then each device has rows of its own.
     """
-    numbered = variables(program.closed)
+    numbered, laid = variables(program.closed), program.laid
     known = {type_of(v.aval): n for n, v in reversed([*enumerate(numbered)])}
     arrays = {known[b.type]: _named(b) for b in reversed(alive) if b.type in known}
     named = [(n, axis, text) for n, text in reversed(arrays.items()) for axis in range(len(numbered[n].aval.shape))]
     for value, axis, text in [*named, *((n, 0, program.roles.input_path(n)) for n in data)]:
-        count = numbered[value].aval.shape[axis]
+        over = () if laid is None else laid.axes(numbered[value], axis)
+        count = numbered[value].aval.shape[axis] // (1 if laid is None else laid.layout.devices(over).number)
         for least_bytes, is_early in product((border, 0), (True, False)):
-            if count > 1:
-                yield Tile(value, axis, least_bytes, min(FIRST_BLOCKS, count), is_early, text)
+            if count > 1 and (laid is None or over):
+                yield Tile(value, axis, least_bytes, min(FIRST_BLOCKS, count), is_early, text, over=over)
 
 
 def _named(buffer: Buffer) -> str:

@@ -8,6 +8,7 @@ Files, in reading order:
 
     jaxprs: Read and write jaxprs and equations, as every version of JAX has them.
     meshes: Tell how arrays lie on meshes, and over which axes they vary.
+    devices: Run a program on each device of a mesh, for the rows that it has.
     abstract: Read and make the types of values, and arrays of a type.
     side_effects: Tell the effects of equations, and take them out.
     user_source: Find the names and lines of the user's code under which equations were traced.

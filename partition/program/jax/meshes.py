@@ -14,6 +14,9 @@ from jax.extend import core as jex
 
 from jointcut.partition.program.jax.jaxprs import Equation, Var, fresh
 
+#: For each axis of an array, the axes of a mesh that it lies along.
+Spec = tuple[tuple[str, ...], ...]
+
 
 def is_explicit(sharding: Any) -> bool:
     """Whether a sharding is part of an array's type: true if it lays the array over a mesh with an explicit axis."""
@@ -21,11 +24,22 @@ def is_explicit(sharding: Any) -> bool:
     return mesh is not None and not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
 
 
-def is_parted(x: Any) -> bool:
-    """Whether the rows along the first axis of an array lie on several devices, as far as its sharding tells."""
-    known = getattr(jax.typeof(x) if isinstance(x, _core.Tracer) else x, "sharding", None)
-    shape = getattr(x, "shape", ())
-    return bool(known is not None and shape and known.shard_shape(shape)[0] < shape[0])
+def spec_of(x: Any) -> tuple[Any, Spec | None] | None:
+    """The mesh of several devices that an array or type lies on, and the axes of it along each of its own axes.
+
+    None for the axes where a traced array or an abstract value lies on automatic axes: it does not tell how. None where
+    there is no such mesh, or each device has a program of its own.
+    """
+    is_traced = isinstance(x, _core.Tracer | _core.AbstractValue)
+    sharding = getattr(jax.typeof(x) if isinstance(x, _core.Tracer) else x, "sharding", None)
+    mesh, spec = getattr(sharding, "mesh", None), getattr(sharding, "spec", None)
+    kinds = jax.sharding.AxisType
+    if mesh is None or spec is None or mesh.empty or mesh.size == 1 or kinds.Manual in mesh.axis_types:
+        return None
+    if is_traced and kinds.Auto in mesh.axis_types:
+        return mesh, None
+    given = (*spec, *(None,) * (len(getattr(x, "shape", ())) - len(spec)))
+    return mesh, tuple(own if isinstance(own, tuple) else () if own is None else (own,) for own in given)
 
 
 def sharding_in_type(aval: Any) -> Any:
@@ -60,7 +74,7 @@ def inside(eqn: Equation) -> Iterator[None]:
         yield
         return
     mesh, manual = eqn.params["mesh"].abstract_mesh, eqn.params["newly_manual_axes"]
-    with _on(mesh.update_axis_types(dict.fromkeys(manual, jax.sharding.AxisType.Manual)), eqn.params["check_vma"]):
+    with on_mesh(mesh.update_axis_types(dict.fromkeys(manual, jax.sharding.AxisType.Manual)), eqn.params["check_vma"]):
         yield
 
 
@@ -70,12 +84,13 @@ def where_they_vary(*avals: Any) -> Iterator[None]:
     if (aval := next(filter(varying, avals), None)) is None:
         yield
         return
-    with _on(aval.sharding.mesh, True):
+    with on_mesh(aval.sharding.mesh, True):
         yield
 
 
 @contextmanager
-def _on(mesh: Any, checks_varying: bool) -> Iterator[None]:
+def on_mesh(mesh: Any, checks_varying: bool) -> Iterator[None]:
+    """Be on a mesh, where each device has a program of its own along the manual axes."""
     axes = [(name, size) for name, size in mesh.shape.items() if name in mesh.manual_axes]
     with _core.extend_axis_env_nd(axes), jax.sharding.use_abstract_mesh(mesh), _config._check_vma(checks_varying):
         yield

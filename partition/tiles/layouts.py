@@ -1,0 +1,132 @@
+"""Follow how arrays are laid over a mesh through a program.
+
+On automatic axes only the arguments tell how they lie. What a program computes from them row by row lies as they do,
+and XLA finds it so. A reshape that puts axes together, or takes one apart, keeps the devices on the first of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jointcut.partition.program.axes import Rows, through
+from jointcut.partition.program.graph import Graph, Value
+from jointcut.partition.program.jax import abstract, jaxprs
+from jointcut.partition.program.jax.devices import Devices
+from jointcut.partition.program.jax.jaxprs import Equation, Var
+from jointcut.partition.program.jax.meshes import Spec, spec_of
+from jointcut.partition.tiles.apart import in_graph
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the inputs of a program lie on a mesh.
+
+    Attributes:
+        mesh: the mesh.
+        specs: for each input, the axes of the mesh along each of its axes; empty for one that is equal on all devices,
+            and None for one of which that is not known.
+    """
+
+    mesh: Any
+    specs: tuple[Spec | None, ...]
+
+    @classmethod
+    def among(cls, inputs: Sequence[Any]) -> Layout | None:
+        """How inputs lie; None where none has parts on a mesh of several devices, as far as is known."""
+        found = [*map(spec_of, inputs)]
+        mesh = next((one[0] for one in found if one is not None and (one[1] is None or any(one[1]))), None)
+        specs = (() if one is None or one[0] != mesh else one[1] for one in found)
+        return None if mesh is None else cls(mesh, tuple(specs))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known of all inputs how they lie."""
+        return None not in self.specs
+
+    def spec(self, number: int) -> Spec:
+        """The axes of the mesh along each axis of an input, as far as they are known."""
+        return (self.specs[number] if number < len(self.specs) else None) or ()
+
+    def devices(self, axes: Sequence[str]) -> Devices:
+        """The devices along some axes of the mesh."""
+        return Devices(self.mesh, tuple(axes))
+
+    def laid(self, closed: Any) -> Laid:
+        """How the values of a program lie."""
+        jaxpr, _ = jaxprs.opened(closed)
+        rows: dict[tuple[str, ...], Rows] = {}
+        for number, v in enumerate(jaxpr.invars):
+            for place, axes in enumerate(self.spec(number)):
+                if axes:
+                    rows.setdefault(axes, Rows()).put([v], [place])
+        for eqn in jaxpr.eqns:
+            for axes, own in rows.items():
+                for v, place in zip(eqn.outvars, _places(own, eqn), strict=True):
+                    if place is not None and self._may_lie(v, place, axes, rows):
+                        own.put([v], [place])
+        return Laid(self, rows)
+
+    def _may_lie(self, v: Any, place: int, axes: tuple[str, ...], rows: Mapping[tuple[str, ...], Rows]) -> bool:
+        """Whether an axis of a value may lie along axes of the mesh: no other does, and the parts are equally large."""
+        known = ((given, own.place(v)) for given, own in rows.items())
+        is_taken = any(p == place or (p is not None and not {*axes}.isdisjoint(given)) for given, p in known)
+        return not is_taken and v.aval.shape[place] % self.devices(axes).number == 0
+
+
+@dataclass(frozen=True)
+class Laid:
+    """How the values of one program lie on a mesh.
+
+    Attributes:
+        layout: how its inputs lie.
+        rows: for some axes of the mesh, the axis of each value that lies along them.
+    """
+
+    layout: Layout
+    rows: Mapping[tuple[str, ...], Rows]
+
+    def axes(self, v: Var, place: int) -> tuple[str, ...]:
+        """The axes of the mesh along an axis of a value; empty where all of it is on all devices."""
+        return next((axes for axes, rows in self.rows.items() if rows.place(v) == place), ())
+
+    def parts(self, v: Var) -> int:
+        """How many parts a value has."""
+        along = (axes for axes, rows in self.rows.items() if rows.place(v) is not None)
+        return math.prod(self.layout.devices(axes).number for axes in along)
+
+    def on_each(self, graph: Graph) -> Graph:
+        """The graph of the program with the bytes that one device has of each value."""
+        found = [(self.layout.devices(axes).number, in_graph(rows, graph)) for axes, rows in self.rows.items()]
+
+        def part(value: Value) -> Value:
+            parts = math.prod(number for number, places in found if value.id in places)
+            return value if parts == 1 else replace(value, bytes=-(-value.bytes // parts))
+
+        return replace(graph, values=tuple(map(part, graph.values)))
+
+
+def _places(rows: Rows, eqn: Equation) -> Sequence[int | None]:
+    """The axis of each result that lies along axes of the mesh as the operands do.
+
+    Where two operands lie along them, and no result can as both do, the larger one stays and the other is gathered.
+    """
+    places = [rows.place(v) for v in eqn.invars]
+    given = {n: p for n, p in enumerate(places) if isinstance(p, int)}
+    if given and eqn.primitive.name == "reshape":
+        return [_reshaped(eqn, given[0])]
+    by_size = sorted(given, key=lambda n: -abstract.aval_bytes(eqn.invars[n].aval))
+    ways = [given, *({n: given[n]} for n in by_size)] if given else []
+    operands = ([way.get(n) for n in range(len(places))] for way in ways)
+    found = next((found for own in operands if (found := through(rows, eqn, own)) is not None), ())
+    return [p if isinstance(p, int) else None for p in found] or [None] * len(eqn.outvars)
+
+
+def _reshaped(eqn: Equation, axis: int) -> int | None:
+    """The axis of a reshaped array that begins where an axis of the operand does."""
+    old: Any = eqn.invars[0].aval
+    new: Any = eqn.outvars[0].aval
+    before = math.prod(old.shape[:axis])
+    return next((n for n, m in enumerate(new.shape) if m > 1 and math.prod(new.shape[:n]) == before), None)
