@@ -37,7 +37,7 @@ Then a call, in its order, with the tools that its stages offer:
 Around them:
 
     tape: Run a function eagerly, and capture its whole backward as one compiled program.
-    command: Serve the command line: `jointcut explain`, `largest`, `doctor`, `export`, `show` and `cache`.
+    command: Serve the command line: `jointcut explain`, `diff`, `largest`, `doctor`, `export`, `show` and `cache`.
 """
 
 from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
@@ -76,6 +76,7 @@ from jointcut.aot.options.target import Target as Target
 from jointcut.aot.options.target import target as target
 from jointcut.aot.planning.budgets.pareto import Pareto as Pareto
 from jointcut.aot.progress.progress import progress as progress
+from jointcut.aot.report.compare.diff import Diff as Diff
 from jointcut.aot.report.report import Report as Report
 from jointcut.aot.stages.axes import Axes as Axes
 from jointcut.aot.stages.cures.found import Cure as Cure
@@ -125,6 +126,7 @@ __all__ = [
     "Cure",
     "Cut",
     "Diagnosis",
+    "Diff",
     "Doctor",
     "Function",
     "Hook",

@@ -1,4 +1,4 @@
-"""Serve the command line: `jointcut explain`, `largest`, `doctor`, `export`, `show` and `cache`.
+"""Serve the command line: `jointcut explain`, `diff`, `largest`, `doctor`, `export`, `show` and `cache`.
 
 Files, in reading order:
 

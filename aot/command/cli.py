@@ -32,6 +32,8 @@ from jointcut.aot.options.limits import Budget, limit
 from jointcut.aot.options.policies import SAVE_AS, Demand
 from jointcut.aot.options.scopes import budget as part_budget
 from jointcut.aot.options.target import target as target_named
+from jointcut.aot.report.compare import stored
+from jointcut.aot.report.compare.diff import diff as difference
 from jointcut.partition.errors import CacheError, JointcutError, choices, message
 from jointcut.partition.packing.forms import FORMS
 from jointcut.partition.prices.keys import Key
@@ -288,6 +290,21 @@ def export(
         path = call.function.export(folder, *call.args, **options, **call.kwargs)
     data = _artefact(path)
     _tell(data, as_json, lambda: printed.exported(data))
+
+
+@main.command(help=usage.DIFF)
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option("--renamed", is_flag=True, help=usage.RENAMED)
+@click.option("--save", "file", metavar="FILE", type=click.Path(path_type=Path), help=usage.SAVE_DIFF)
+@_EVERYTHING
+@_AS_JSON
+def diff(before: Path, after: Path, renamed: bool, file: Path | None, everything: bool, as_json: bool) -> None:
+    """Say what a step takes more and less than another, by their reports."""
+    found = difference(stored.read(before), stored.read(after), renamed, (str(before), str(after)))
+    path = None if file is None else found.save(file)
+    data = {**found.to_dict(), "file": None if path is None else str(path)}
+    _tell(data, as_json, lambda: printed.difference(found, path, everything))
 
 
 # ------------------------------------------------------------------------------------------------------ artefacts

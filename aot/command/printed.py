@@ -14,6 +14,7 @@ from typing import Any
 from jointcut.aot.call.largest import Largest
 from jointcut.aot.command.facts import JSON
 from jointcut.aot.export.artefact import SIGNATURE
+from jointcut.aot.report.compare.diff import Diff
 from jointcut.aot.report.report import Report
 from jointcut.aot.report.tabular import tail as _tail
 from jointcut.aot.stages.cut import Cut
@@ -31,6 +32,11 @@ def report(shown: Report, facts: JSON, everything: bool) -> str:
     if facts["file"] is not None:
         lines += ["", f"written to {facts['file']}"]
     return "\n".join(lines)
+
+
+def difference(shown: Diff, file: Path | None, everything: bool) -> str:
+    """Return the output of `jointcut diff`."""
+    return shown.table(everything) + ("" if file is None else f"\n\nwritten to {file}")
 
 
 def predicted(cut: Cut, name: str) -> str:

@@ -16,6 +16,7 @@ jax.ShapeDtypeStruct.
 \b
   jointcut explain train:loss --example train:batch
   jointcut explain train:loss --example train:batch --budget 1.5GiB
+  jointcut diff before.json after.json
   jointcut doctor train:step --example train:batch --memory 24GiB
   jointcut largest train:loss --example train:any_batch --axis b --target h100
   jointcut export train:loss artefact/ --example train:batch
@@ -110,6 +111,14 @@ the compiled step and of jax.jit(jax.value_and_grad(FUNCTION)); else it is predi
   spilled_bytes     that wait in files, with --spill, but for the
                     starts of segments
   plans_compiled    on the way to the budget, if there was one
+  snapshot          what jointcut diff reads: format, function, backend,
+                    jax, account, figures (peak_bytes, temp_bytes,
+                    residual_bytes, flops), at_peak and saved (arrays:
+                    bytes, type, op, scope, line), memory (as the page
+                    draws it: kind, id, title, lead, note, steps of op,
+                    side, source, scope and loop, boundary, groupings
+                    of groups by name, total, peak of step and arrays,
+                    ghost, lines)
   file              that --save wrote
 """
 
@@ -149,6 +158,43 @@ SAVE = "Write the report to a file too: report.html, .json or .txt."
 ALL = "List every array, not only the first of them."
 
 JSON = "Print one JSON object."
+
+DIFF = """Say what a step takes more and less than another one.
+
+BEFORE and AFTER are reports in JSON, as jointcut explain --save writes them: of two commits, plans, budgets, targets or
+versions of JAX. Arrays are matched by scope, operation and type, since lines move from one commit to the next.
+
+\b
+  git checkout main && jointcut explain train:loss --example batch \\
+      --save before.json
+  git checkout mine && jointcut explain train:loss --example batch \\
+      --save after.json
+  jointcut diff before.json after.json
+  jointcut diff before.json after.json --save diff.html
+  jointcut diff before.json after.json --json | jq .figures
+
+\b
+--save writes it to a file, as the name ends:
+  .html  a page with the memory over both steps, over one axis
+  .json, .txt
+
+\b
+--json prints an object of
+  before, after     function, backend (or the target), jax, account
+                    ("XLA", or "the model" with --no-compile)
+  is_empty          whether nothing changes
+  figures           by name, before, after and more: peak_bytes,
+                    temp_bytes, residual_bytes, flops
+  at_peak, saved    arrays alive at the peak, and saved for the
+                    backward: how ("new", "gone", "larger", "smaller"
+                    or "same"), bytes_before, bytes_after, bytes_more,
+                    before and after (bytes, type, op, scope, line)
+  file              that --save wrote
+"""
+
+RENAMED = "Compare the reports of two functions of different names."
+
+SAVE_DIFF = "Write the differences to a file too: diff.html, .json or .txt."
 
 DOCTOR = """Say whether FUNCTION fits into memory, and if it doesn't, why.
 

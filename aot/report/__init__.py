@@ -14,5 +14,6 @@ Files, in reading order:
     derived: Say where a derivative may differ from JAX's, and by which rule.
     gradient_error: Measure the bytes that smaller forms of saved values save, and the error of the gradients.
     tabular: Write a report as a table of at most 100 columns.
+    compare: Compare two steps: what one takes more than the other, by scope, source line and array.
     report: Report the saved arrays, the recomputed ops, and the costs.
 """

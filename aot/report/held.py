@@ -89,7 +89,7 @@ def _buffers(liveness: Liveness, times: Sequence[int], place_of: Callable[[Instr
     An array that a loop fills belongs to the instruction of the body that writes it, from its allocation on. A copy
     belongs to the copied op. An array that XLA adds for an op of the user belongs to this op.
     """
-    sizes: dict[tuple[int, int, Instruction], int] = defaultdict(int)
+    sizes: dict[tuple[int, int, Instruction, str], int] = defaultdict(int)
     instructions = liveness.instructions
     filled = instructions.filled()
     for size, value, start, end in _slots(liveness.values):
@@ -99,9 +99,9 @@ def _buffers(liveness: Liveness, times: Sequence[int], place_of: Callable[[Instr
             owner = instructions.named(writer)
             if not owner.is_placed:
                 owner = instructions.reader(value.maker) or owner
-            sizes[first, last, owner] += size
-    for (first, last, i), size in sorted(sizes.items(), key=lambda item: item[0][:2]):
-        yield Lifetime(size, "", _op(i), place_of(i), first, last)
+            sizes[first, last, owner, instructions.by_id[value.maker].type(value.index)] += size
+    for (first, last, i, type_), size in sorted(sizes.items(), key=lambda item: item[0][:2]):
+        yield Lifetime(size, type_, _op(i), place_of(i), first, last)
 
 
 def _op(i: Instruction) -> str:

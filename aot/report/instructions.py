@@ -6,12 +6,25 @@ source line, the search goes back to the instructions of its operands, or else f
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from jointcut.aot.report.frames import Frames
+from jointcut.aot.report.wire import decode, number, packed
+from jointcut.partition.drawing.picture import type_of
 
 Index = tuple[int, ...]  # position in a tuple-shaped result
+
+#: The numbers of element types in `xla/xla_data.proto`, with their names in NumPy and their bits.
+_ELEMENTS = {
+    1: ("bool", 8), 2: ("int8", 8), 3: ("int16", 16), 4: ("int32", 32), 5: ("int64", 64),
+    6: ("uint8", 8), 7: ("uint16", 16), 8: ("uint32", 32), 9: ("uint64", 64),
+    10: ("float16", 16), 11: ("float32", 32), 12: ("float64", 64), 16: ("bfloat16", 16),
+    15: ("complex64", 64), 18: ("complex128", 128), 19: ("float8_e5m2", 8), 20: ("float8_e4m3fn", 8),
+    21: ("int4", 4), 22: ("uint4", 4),
+}  # fmt: skip
 
 _BARRIERS = ("/optimization_barrier", "/jit(optimization_barrier)")  # inlined, and as calls (`jaxprs`)
 _NEAR = 64  # the most instructions without a line that one search visits
@@ -23,7 +36,7 @@ class Instruction:
 
     `name` and `frame` are the name stack and the stack frame that it was lowered from. `operands` are ids of
     instructions, `called` ids of computations. `element` is the index of a tuple's element, `trips` the number of steps
-    of a loop.
+    of a loop. `shape` is the type of its result, as XLA writes it.
     """
 
     opcode: str
@@ -35,6 +48,30 @@ class Instruction:
     parameter: int
     trips: int
     computation: int
+    shape: bytes = b""
+
+    def type(self, index: Index = ()) -> str:
+        """Return the type of a part of its result, as `float32[8,128]`; empty where it is not known."""
+        element, dims = self._array(index)
+        return type_of(_ELEMENTS[element][0], dims) if element in _ELEMENTS else ""
+
+    def nbytes(self, index: Index = ()) -> int:
+        """Return the bytes of a part of its result, if that is one array of a known type; else 0."""
+        element, dims = self._array(index)
+        return math.prod(dims) * _ELEMENTS[element][1] // 8 if element in _ELEMENTS else 0
+
+    @property
+    def arrays(self) -> list[Index]:
+        """The positions of the arrays of its result."""
+        return list(_arrays(self.shape))
+
+    def _array(self, index: Index) -> tuple[int, tuple[int, ...]]:
+        """Return element type and dimensions of a part of the result; no type for a tuple or a missing part."""
+        shape = decode(self.shape)
+        for place in index:
+            parts = shape.get(4, [])
+            shape = decode(parts[place]) if place < len(parts) else {}
+        return number(shape, 2), tuple(packed(shape, 3))
 
     @property
     def is_placed(self) -> bool:
@@ -50,6 +87,14 @@ class Instruction:
     def is_called_barrier(self) -> bool:
         """Whether it is a call that does nothing: its results are its operands."""
         return self.opcode == "call" and self.name.endswith(_BARRIERS)
+
+
+def _arrays(shape: bytes) -> Iterator[Index]:
+    """Yield the positions of the arrays in a type."""
+    if parts := decode(shape).get(4, []):
+        yield from ((place, *rest) for place, part in enumerate(parts) for rest in _arrays(part))
+    else:
+        yield ()
 
 
 @dataclass

@@ -10,9 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -24,11 +22,14 @@ from rich.text import Text
 from jointcut.aot.options.target import Target
 from jointcut.aot.planning.budgets.pareto import Pareto
 from jointcut.aot.report import tabular
+from jointcut.aot.report.compare.diff import Diff, diff
+from jointcut.aot.report.compare.files import written_to
+from jointcut.aot.report.compare.snapshot import Array, Snapshot, alive_at_peak, together
+from jointcut.aot.report.compare.stored import read
 from jointcut.aot.report.derived import DerivedRow, in_words
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.drawing.page.page import framed, page
-from jointcut.partition.errors import JointcutError, choices, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
 from jointcut.partition.plans.loops_told import in_segments
@@ -53,9 +54,6 @@ _WHAT = {
     "arguments and results": "What the caller holds, and the gradients",
     "temporaries of the compiled step": "The peak without arguments and results",
 }
-
-#: The endings of file names that `Report.save` takes.
-FORMATS = (".html", ".json", ".txt")
 
 
 @dataclass(frozen=True)
@@ -340,6 +338,7 @@ class Report:
             "bound_bytes": self.plan.bound_bytes,
             "derivatives": [asdict(row) for row in self.derived],
             "account": None if self.account is None else asdict(self.account),
+            "snapshot": self.snapshot().to_dict(),
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -348,27 +347,40 @@ class Report:
         `.html` is the page, `.json` the result of `to_dict` and `.txt` the table with every row. Raises `JointcutError`
         for another ending, or if the file cannot be written; then no part of the file is left behind.
         """
-        path = Path(path)
-        if path.suffix not in FORMATS:
-            raise JointcutError(message(str(path), "has no known ending.", choices(path.suffix, FORMATS)))
-        content, draft = self._content(path.suffix), path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            draft.write_bytes(content)
-            draft.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                draft.unlink()
-            what = f"cannot be written: {error.strerror}."
-            raise JointcutError(message(str(path), what, "Give a file in a folder that takes it.")) from error
-        return path
+        contents = {
+            ".html": lambda: self.html,
+            ".json": lambda: json.dumps(self.to_dict(), indent=1) + "\n",
+            ".txt": lambda: self.table(everything=True, in_colour=False) + "\n",
+        }
+        return written_to(path, contents)
 
-    def _content(self, ending: str) -> bytes:
-        """Return the bytes of a file in one of `FORMATS`."""
-        if ending == ".html":
-            return self.html.encode()
-        if ending == ".json":
-            return (json.dumps(self.to_dict(), indent=1) + "\n").encode()
-        return (self.table(everything=True, in_colour=False) + "\n").encode()
+    # ------------------------------------------------------------------------------------------ beside another one
+
+    def snapshot(self) -> Snapshot:
+        """Return what is compared with another report."""
+        totals, account = self.totals, self.account
+        temp_bytes = max(totals.forward_bytes, totals.backward_bytes) if account is None else account.temp_bytes
+        figures: dict[str, float] = {"peak_bytes": self.peak_bytes, "temp_bytes": temp_bytes}
+        figures |= {"residual_bytes": totals.saved_bytes, "flops": totals.step_flops + totals.again_flops}
+        saved = together(Array(row.bytes, row.type, row.op, row.path, row.line) for row in self.saved)
+        memory = next(({**s, "ghost": None} for s in self.sections if s["kind"] == "timeline"), None)
+        by = "the model" if account is None else "XLA"
+        known = self.name, self.backend, version("jax"), by
+        return Snapshot(*known, figures, alive_at_peak(self.life), saved, memory)
+
+    def diff(self, other: Report | Snapshot | str | os.PathLike[str], *, renamed: bool = False) -> Diff:
+        """Say what this step takes more and less than another one; `print` the result.
+
+        `other` is the step before: a report, or the JSON file that one was saved to. So the two may be of different
+        commits, plans, budgets, targets or versions of JAX. Arrays are known by scope, op and type, not by their line
+        alone. Raises `RecordError` for a damaged file, and for a report of a function of another name, unless it was
+        `renamed`.
+        """
+        if not isinstance(other, Report | Snapshot):
+            before, name = read(other), str(other)
+        else:
+            before, name = (other.snapshot() if isinstance(other, Report) else other), "the other"
+        return diff(before, self.snapshot(), renamed, (name, "this"))
 
 
 def _loop(loop: Nested) -> JSON:

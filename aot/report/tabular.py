@@ -57,7 +57,7 @@ def figures(
     first: Sequence[tuple[str, Sequence[str]]], rest: Sequence[tuple[str, Sequence[str]]], columns: Sequence[str]
 ) -> Table:
     """Return named figures, with a cell for each of `columns`; the rows of `first` are bold."""
-    table = _table()
+    table = plain_table()
     table.add_column("", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
@@ -91,7 +91,7 @@ def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[Ren
 
 def _saved_of_lines(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]], reasons: Sequence[str]) -> Table:
     """Return saved arrays by the line that makes them."""
-    table = _table()
+    table = plain_table()
     table.add_column("bytes", justify="right", no_wrap=True)
     for name, width in (("array", 26), ("made by", 13), ("at", 23), ("needed by", 13)):
         table.add_column(name, no_wrap=True, max_width=width)
@@ -108,7 +108,7 @@ def _saved_of_modules(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]],
 
     The column of modules gets the width that the other columns leave.
     """
-    table, module_of, first = _table(), modules(rows), [group[0] for group in shown]
+    table, module_of, first = plain_table(), modules(rows), [group[0] for group in shown]
     columns = {
         "bytes": [times(group) + human_bytes(group[0].bytes) for group in shown],
         "array": [tail(row.type, 24) for row in first],
@@ -141,7 +141,7 @@ def again(rows: Sequence[AgainRow], everything: bool = False) -> Iterator[Render
         return
     groups = [[row] for row in rows] if everything else by_line(rows)
     shown = groups if everything else [group for group in groups[:SHOWN] if group[0].seconds]
-    table, module_of = _table(), modules(rows)
+    table, module_of = plain_table(), modules(rows)
     columns = [("at", 36), ("ops", 36)]
     if with_modules := len({module_of[row.path] for group in shown for row in group}) > 1:
         columns = [("module", 32), ("at", 20), ("ops", 20)]
@@ -168,7 +168,7 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> Itera
     """Yield the cost of less memory than `peak_bytes`, this plan's peak; `tried` are the budgets that were tried."""
     if not rows and tried is None:
         return
-    table = _table()
+    table = plain_table()
     for name in ("budget", "peak" if tried else "predicted", "extra time", "saved bytes"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("by computing again", no_wrap=True, max_width=31)
@@ -185,7 +185,8 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> Itera
     yield from notes(promises(rows, tried))
 
 
-def _table() -> Table:
+def plain_table() -> Table:
+    """Return a table without lines, to be given columns and rows."""
     return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jointcut import aot
-from jointcut.aot.report.report import FORMATS
+from jointcut.aot.report.compare.files import FORMATS
 from jointcut.aot.run.weigh import weigh
 from jointcut.partition.errors import JointcutError, TraceError
 from jointcut.partition.prices.cost import Roofline
@@ -233,7 +233,7 @@ def test_a_report_is_plain_json_with_the_keys_that_are_documented(measured, pred
         assert list(told) == [
             "function", "strategy", "backend", "device_bytes", "totals", "plain", "saved", "recomputed", "less",
             "segments", "loops", "forms", "overruled", "packed", "gradient_error", "bound_bytes", "derivatives",
-            "account",
+            "account", "snapshot",
         ]  # fmt: skip
         assert told["function"] == "loss" and told["strategy"] == "min_cut" and told["backend"] == "cpu"
         assert told["totals"] == asdict(report.totals) and len(told["saved"]) == report.totals.num_saved

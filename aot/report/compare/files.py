@@ -1,0 +1,34 @@
+"""Write a report to a file, in the format of its ending."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from jointcut.partition.errors import JointcutError, choices, message
+
+#: The endings of the names of files that a report is saved to.
+FORMATS = (".html", ".json", ".txt")
+
+
+def written_to(place: str | os.PathLike[str], contents: Mapping[str, Callable[[], str]]) -> Path:
+    """Write the content for a file's ending to it, and return its path; no part of a file is left behind.
+
+    Raises `JointcutError` for another ending, or if the file cannot be written.
+    """
+    path = Path(place)
+    if path.suffix not in contents:
+        raise JointcutError(message(str(path), "has no known ending.", choices(path.suffix, contents)))
+    content, draft = contents[path.suffix]().encode(), path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        what = f"cannot be written: {error.strerror}."
+        raise JointcutError(message(str(path), what, "Give a file in a folder that takes it.")) from error
+    return path
