@@ -37,6 +37,7 @@ Then a call, in its order, with the tools that its stages offer:
 Around them:
 
     tape: Run a function eagerly, and capture its whole backward as one compiled program.
+    ratchet: Hold the memory of tested steps: a step that takes more than its record fails its test.
     command: Serve the command line: `jointcut explain`, `diff`, `largest`, `doctor`, `export`, `show` and `cache`.
 """
 
@@ -97,6 +98,7 @@ from jointcut.partition.errors import ArtefactError as ArtefactError
 from jointcut.partition.errors import BudgetError as BudgetError
 from jointcut.partition.errors import CacheError as CacheError
 from jointcut.partition.errors import NonFiniteError as NonFiniteError
+from jointcut.partition.errors import PeakError as PeakError
 from jointcut.partition.errors import PolicyError as PolicyError
 from jointcut.partition.errors import ProcessError as ProcessError
 from jointcut.partition.errors import RoomError as RoomError
@@ -136,6 +138,7 @@ __all__ = [
     "NonFiniteError",
     "Options",
     "Pareto",
+    "PeakError",
     "PolicyError",
     "ProcessError",
     "Report",

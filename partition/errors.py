@@ -8,6 +8,7 @@ The tree of everything that jointcut raises on its own account::
     ├── BudgetError        a budget that is not valid, or one for which no plan was found
     ├── TargetError        a device to plan for that is unknown, or that lacks what is asked for
     │   └── RoomError          a step that takes more memory than its target has
+    ├── PeakError          a step takes more than its test allows, or cannot be compared (also an AssertionError)
     ├── StrategyError      an unknown strategy, or a strategy that returned no plan
     ├── GraphError         a joint program or a graph text that cannot be read
     ├── VerifyError        the two halves do not mean what the joint program meant
@@ -80,6 +81,10 @@ class RoomError(TargetError):
     def __str__(self) -> str:
         """The text."""
         return str(self.args[0])
+
+
+class PeakError(JointcutError, AssertionError):
+    """A tested step takes more than its record or its mark allows, or cannot be compared with them."""
 
 
 class StrategyError(JointcutError, ValueError):

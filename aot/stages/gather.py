@@ -50,7 +50,7 @@ class Measurements:
         if made is None:
             mine, figures = plains, (uncut.temp_bytes, uncut.peak_bytes)
         else:
-            mine, figures = _held(made), _figures(made)
+            mine, figures = lives_of(made), _figures(made)
         lives = None if mine is None or plains is None else (mine, plains)
         return cls(Account(*figures, uncut.temp_bytes, uncut.peak_bytes), lives)
 
@@ -74,7 +74,8 @@ def _figures(made: Runnable) -> tuple[int, int]:
     return made.activation_bytes(made.count()), made.peak_bytes(made.count())
 
 
-def _held(made: Runnable) -> Lifetimes | None:
+def lives_of(made: Runnable) -> Lifetimes | None:
+    """Return the arrays alive at each instruction of a compiled step; None where its device does not say."""
     programs = made.programs(made.count())
     lives = [life for program in programs if (life := held(program)) is not None]
     if len(lives) < len(programs):

@@ -1,0 +1,84 @@
+"""Compare a step with its record and its bound, and say what grew."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from jointcut.aot.options.limits import Limit
+from jointcut.aot.report import tabular
+from jointcut.aot.report.compare.diff import Diff, arrays, figure_cells
+from jointcut.aot.report.compare.matching import changes
+from jointcut.aot.report.compare.snapshot import FIGURES, Snapshot
+from jointcut.partition.figures import human_bytes
+
+_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A step beside its record.
+
+    Attributes:
+        diff: from the record to the step.
+        tolerance: the share of a figure by which it may grow.
+    """
+
+    diff: Diff
+    tolerance: Fraction = field(default=Fraction(0))
+
+    @property
+    def grown(self) -> list[str]:
+        """The figures that grew by more than the tolerance."""
+        return [n for n, (old, new) in self.diff.figures.items() if new > old * (1 + self.tolerance)]
+
+    @property
+    def shrunk(self) -> list[str]:
+        """The figures that shrank by more than the tolerance."""
+        return [n for n, (old, new) in self.diff.figures.items() if new < old * (1 - self.tolerance)]
+
+
+def grew(compared: Compared, name: str, file: str, accept: str) -> str:
+    """Return the text for a step that takes more than its record: figures, arrays by line, and what accepts it."""
+    diff = compared.diff
+    words = " and ".join(FIGURES[figure] for figure in compared.grown)
+    lines = [f"{name} takes more than {file} says for {diff.before.made_by}: {words}."]
+    lines += [f"  {text}" for text in figures(diff)]
+    lines += [f"  {remark}" for remark in diff.remarks]
+    parts = [*arrays(diff.at_peak, "Alive at the peak"), *arrays(diff.saved, "Saved for the backward")]
+    if parts:
+        lines.append(tabular.written(parts, in_colour=False))
+    return "\n".join([*lines, "", f"If that is meant, accept it: {accept}"])
+
+
+def above(snapshot: Snapshot, bound: Limit, name: str, where: str) -> str | None:
+    """Return the text for a step that takes more than its bound, with its largest arrays; None if it does not.
+
+    `where` says which mark or option bounds it.
+    """
+    peak, most = snapshot.figures["peak_bytes"], bound.peak_bytes
+    assert most is not None, "a bound is a number of bytes"
+    if peak <= most:
+        return None
+    lines = [f"{name} takes {human_bytes(peak)} ({peak:,.0f} bytes), more than the {most:,} bytes of {where}."]
+    shown = changes((), snapshot.at_peak[:_SHOWN])
+    parts = list(arrays(shown, "The largest arrays at the peak"))
+    told = tabular.written(parts[2:], in_colour=False) if parts else ""
+    lines += ["The largest arrays at the peak, by XLA's account:", told] if told else []
+    return "\n".join([*lines, "", "Make the step smaller, or raise the bound."])
+
+
+def figures(diff: Diff) -> Iterator[str]:
+    """Yield the figures that both steps have, as lines."""
+    rows = [(FIGURES[name], *figure_cells(name, *pair)) for name, pair in diff.figures.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        yield f"{name.ljust(widths[0])}  {aligned[0]} -> {'  '.join(aligned[1:])}".rstrip()
+
+
+def command(test: str, *options: str) -> str:
+    """Return the command that runs one test with options."""
+    return shlex.join(["pytest", *options, test])
