@@ -44,6 +44,9 @@ Files, in reading order:
 - steps: Weigh a long loop at several lengths, run plain, with `jax.checkpoint`, and by jointcut's smallest plans.
 - branches: Weigh what the branches of a `lax.switch` keep for the backward, beside JAX and the largest branch alone.
 - buffers: Weigh the gradient of a loop that fills an array row by row, beside plain JAX, for more and more rows.
+- ratcheted: Steps as people write them, which `benchmarks.ratchet` changes by text.
+- ratchet_changes: List changes of `ratcheted/`: thirty that take more memory, and thirty that take no more.
+- ratchet: Change steps in sixty ways, and see whether the ratchet finds the thirty that take more memory, and no other.
 - loops_rivals: Weigh and time the gradient of one loop, by ours and by Equinox's, at equal checkpoints.
 - loops_plain: Weigh and time our loop beside a masked scan, and beside `lax.while_loop` with nothing differentiated.
 - loops_ode: Differentiate adaptive ODE solves in a plain `lax.while_loop`, beside finite differences and Diffrax.

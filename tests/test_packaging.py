@@ -14,6 +14,7 @@ from house import FOLDERS, house_at
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCES = house_at(ROOT).sources
+PLUGIN = "aot/ratchet/plugin/__init__.py"
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_the_wheel_holds_the_sources_under_one_name_and_nothing_else(wheel):
     expected = {f"jointcut/{source.path}" for source in SOURCES} | {f"jointcut/{f}/py.typed" for f in FOLDERS}
+    expected.add("jointcut/ratchet/__init__.py")  # the plugin again, where pytest imports it without jointcut.aot
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 
 
@@ -49,10 +51,20 @@ def test_the_sources_are_imported_by_one_name():
     assert not sys.modules.keys() & {"aot", "partition", "wrappers"}
 
 
+def test_pytest_finds_the_plugin_by_the_name_that_its_option_takes_and_imports_nothing_else_for_it(wheel):
+    (points,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+    assert "[pytest11]\njointcut.aot.ratchet.plugin = jointcut.ratchet\n" in wheel.read(points).decode()
+    plugin = wheel.read("jointcut/ratchet/__init__.py")
+    assert plugin == wheel.read("jointcut/aot/ratchet/plugin/__init__.py") and b"\nfrom jointcut" not in plugin
+    assert "jointcut/__init__.py" not in wheel.namelist()
+
+
 def test_importing_reads_only_what_is_declared():
     declared = {re.split(r"[^\w-]", line)[0] for line in PROJECT["project"]["dependencies"]}
     for source in SOURCES:
         imported = {item.name.split(".")[0] for item in source.imports}
+        if source.path == PLUGIN:
+            imported -= {"pytest"}  # which is what imports it
         assert imported <= declared | sys.stdlib_module_names | {"jointcut"}, source.path
 
 
