@@ -385,3 +385,9 @@ def calls(leaves: int) -> str:
 def first_step(way: str) -> str:
     """Seconds of the first step of a process."""
     return f"{stored('artefacts')['first_step_s'][way]:.1f} s"
+
+
+def ratchet(is_regression: bool, is_found: bool | None = None) -> int:
+    """The number of changes that take more memory or none; with `is_found`, of those that the ratchet flags or not."""
+    rows = [row for row in stored("ratchet")["changes"] if row["is_regression"] == is_regression]
+    return sum(is_found is None or row["is_found"] == is_found for row in rows)

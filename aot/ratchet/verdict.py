@@ -43,7 +43,8 @@ class Compared:
 def grew(compared: Compared, name: str, file: str, accept: str) -> str:
     """Return the text for a step that takes more than its record: figures, arrays by line, and what accepts it."""
     diff = compared.diff
-    words = " and ".join(FIGURES[figure] for figure in compared.grown)
+    *first, last = (FIGURES[figure] for figure in compared.grown)
+    words = f"{', '.join(first)} and {last}" if first else last
     lines = [f"{name} takes more than {file} says for {diff.before.made_by}: {words}."]
     lines += [f"  {text}" for text in figures(diff)]
     lines += [f"  {remark}" for remark in diff.remarks]
@@ -71,8 +72,8 @@ def above(snapshot: Snapshot, bound: Limit, name: str, where: str) -> str | None
 
 
 def figures(diff: Diff) -> Iterator[str]:
-    """Yield the figures that both steps have, as lines."""
-    rows = [(FIGURES[name], *figure_cells(name, *pair)) for name, pair in diff.figures.items()]
+    """Yield the figures that both steps have and that are not 0, as lines."""
+    rows = [(FIGURES[name], *figure_cells(name, *pair)) for name, pair in diff.figures.items() if any(pair)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]

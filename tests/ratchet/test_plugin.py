@@ -83,7 +83,7 @@ def test_a_step_that_takes_as_much_passes_and_one_that_takes_more_fails_with_the
     grown = run(ONE, "--peak-check", layers=4)
     assert grown.ret == FAILED
     lines = told(grown).splitlines()
-    assert lines[0] == (f"{TEST} takes more than peaks.json says for {HERE}: peak of a step and temporaries and flops.")
+    assert lines[0] == (f"{TEST} takes more than peaks.json says for {HERE}: peak of a step, temporaries and flops.")
     assert lines[-1] == f"If that is meant, accept it: {ACCEPT}"
     assert re.fullmatch(r"  peak of a step +\S+ kB -> \S+ kB +\+\S+ kB +\+\d+%", lines[1])
     rows = [line for line in lines if line.startswith(("new", "larger"))]
