@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="WORD", help="of the names of changes; all when none")
     words = parser.parse_args().words
     rows = judged(edit for edit in [*REGRESSIONS, *REFACTORINGS] if not words or any(w in edit.name for w in words))
-    wide_console(120).print(table_of(rows))
+    wide_console(130).print(table_of(rows))
     if not words:
         text = json.dumps({"machine": machine(), "changes": [asdict(row) for row in rows]}, indent=1)
         RESULTS.write_text(text + "\n", "utf-8")
@@ -122,8 +122,8 @@ def changed(edit: Edit, root: Path) -> ModuleType:
 def table_of(rows: Sequence[Row]) -> Table:
     """A line for each change, what grew, and the first line that the failure names."""
     table = Table(title="what the ratchet says of changes", box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in ("file", "change", "says", "grown", "first line"):
-        table.add_column(heading, no_wrap=True, max_width={"first line": 50, "grown": 30}.get(heading))
+    for heading, most in (("file", 11), ("change", 34), ("says", 7), ("grown", 20), ("first line", 44)):
+        table.add_column(heading, no_wrap=True, max_width=most)
     for row in rows:
         says = "more" if row.is_found else "no more"
         said = says if row.is_right else f"[red]{says}[/red]"

@@ -54,8 +54,8 @@ REGRESSIONS = [
         ("logits in float64", "logits = x @ params[\"embed\"].T", "logits = (x @ params[\"embed\"].T).astype(jnp.float64)"),
         ("momentum in float64", "    return params, params,", "    wide = jax.tree.map(lambda x: shape(x.shape, jnp.float64), params)\n    return params, wide,",
          "p - 0.1 * m, params", "(p - 0.1 * m).astype(p.dtype), params"),
-        ("masks drawn before the scan", "    keep = jax.random.bernoulli(key, RATE, x.shape)\n    return jnp.where(keep", "    return jnp.where(key",
-         "    keys = jax.random.split(key, LAYERS)\n", "    keys = jax.random.bernoulli(key, RATE, (LAYERS, ROWS, LENGTH, WIDTH))\n"),
+        ("masks drawn before the scan, as numbers", "    keep = jax.random.bernoulli(key, RATE, x.shape)\n    return jnp.where(keep, x / RATE, 0.0)", "    return x * key / RATE",
+         "    keys = jax.random.split(key, LAYERS)\n", "    keys = jax.random.bernoulli(key, RATE, (LAYERS, ROWS, LENGTH, WIDTH)).astype(jnp.float32)\n"),
         ("attention weights handed back", "    return mixed.reshape(ROWS, LENGTH, WIDTH) @ p[\"out\"]", "    return mixed.reshape(ROWS, LENGTH, WIDTH) @ p[\"out\"], weights",
          "    x = x + attention(norm(x, p[\"first\"]), p)\n", "    more, seen = attention(norm(x, p[\"first\"]), p)\n    x = x + more\n",
          "    return x\n\n\ndef loss", "    return x, seen\n\n\ndef loss",
@@ -84,8 +84,8 @@ REGRESSIONS = [
     *_edits(
         P,
         ("nothing cut", "aot.function(value)", "aot.function(value, strategy=\"save_all\")"),
-        ("a value must be saved", "aot.function(value)", "aot.function(value, policy={\"dot_general\": aot.MUST_SAVE, \"tanh\": aot.MUST_SAVE})"),
-        ("mask as numbers", "    return jnp.where(keep, y / RATE, 0.0)", "    return y * (y + keep.astype(jnp.float32) / RATE)"),
+        ("an activation in float64", "return jnp.tanh(x)", "return jnp.tanh(x.astype(jnp.float64))"),
+        ("more rows", "LAYERS, WIDTH, ROWS, RATE = 4, 64, 512", "LAYERS, WIDTH, ROWS, RATE = 4, 64, 640"),
         ("one layer more", "LAYERS, WIDTH, ROWS, RATE = 4", "LAYERS, WIDTH, ROWS, RATE = 5"),
     ),
 ]  # fmt: skip

@@ -1,0 +1,36 @@
+"""What counts as growth: any byte, and flops by half a hundredth, which ways of writing do not reach."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from jointcut.aot.ratchet.verdict import Compared
+from jointcut.aot.report.compare.diff import Diff
+from jointcut.aot.report.compare.snapshot import Snapshot
+
+
+def compared(name, before, after, tolerance="0"):
+    old, new = (Snapshot("step", "cpu", "0.12", "XLA", {name: value}) for value in (before, after))
+    return Compared(Diff(old, new), Fraction(tolerance))
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "tolerance", "has_grown"),
+    [
+        ("peak_bytes", 1001, "0", True),
+        ("peak_bytes", 1001, "1/1000", False),
+        ("flops", 1004, "0", False),
+        ("flops", 1006, "0", True),
+        ("flops", 1006, "1/100", False),
+        ("collective_bytes", 1000, "0", False),
+    ],
+)
+def test_a_figure_grows_by_more_than_what_is_tolerated(name, after, tolerance, has_grown):
+    assert bool(compared(name, 1000, after, tolerance).grown) == has_grown
+    assert bool(compared(name, after, 1000, tolerance).shrunk) == has_grown
+
+
+def test_what_was_nothing_grows_by_any_byte():
+    assert compared("collective_bytes", 0, 1, "1/2").grown == ["collective_bytes"]
