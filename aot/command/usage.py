@@ -236,11 +236,12 @@ compilations. The result was compiled. If a larger size holds by that, rows run 
   peak_bytes, step_seconds
                     of the step of this size: by XLA's account of the
                     compiled step, and as predicted
+  in_blocks         the rows that run in blocks, in words
   plan              strategy, saved_bytes, again_ops
   tried             sizes: size, peak_bytes, step_seconds,
                     seconds_per_example, fits, how ("compiled",
                     "weighed" or "predicted"), strategy (of its
-                    plan)
+                    plan), blocks (1 where rows run whole)
 """
 
 AXIS = "The name of the size that is looked for, such as b."
