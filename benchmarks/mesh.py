@@ -160,7 +160,7 @@ def table_of(rows: list[Row], where: str) -> Table:
     for head in ("", "plain", "in jit", "called", "error", "collectives: plain", "in jit", "called"):
         table.add_column(head, justify="left" if not head or head == "collectives: plain" else "right")
     for row in rows:
-        shares = (f"{size / row.plain:.2f}" for size in (row.in_jit, row.called))
+        shares = (f"{size / row.plain:.2f}" if row.plain else f"{size:,} B" for size in (row.in_jit, row.called))
         error = "" if row.error is None else f"{row.error:.0e}"
         plain, *ours = row.moves
         texts = ("equal" if moved == plain else in_words(moved) for moved in ours)

@@ -64,6 +64,8 @@ def measured(program: Program, budget: float, target: str | None) -> Row:
     traced = aot.function(program.loss, **given).trace(*program.arguments)
     plain_bytes, fixed_bytes = traced.request.plain_weighed.result().temp_bytes, traced.program.fixed_bytes
     start = time.perf_counter()
+    if not plain_bytes:  # all of it fits on the chip
+        return Row(program.name, budget, 0.0, True, (), 0.0, None)
     try:
         cut = aot.function(program.loss, budget=budget, **given).trace(*program.arguments).partition()
     except BudgetError as error:
