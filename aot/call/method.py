@@ -19,8 +19,31 @@ _KINDS = (classmethod, staticmethod)
 
 
 def unwrapped(given: Any) -> tuple[Any, Any]:
-    """Return a function, and `classmethod` or `staticmethod` if it was given as one of these, else None."""
-    return (given.__func__, type(given)) if isinstance(given, _KINDS) else (given, None)
+    """Return a function, and `classmethod` or `staticmethod` if it was given as one of these, else None.
+
+    Raises `TraceError` for an async function or a generator.
+    """
+    function, kind = (given.__func__, type(given)) if isinstance(given, _KINDS) else (given, None)
+    refuse_unfinished(function)
+    return function, kind
+
+
+def refuse_unfinished(function: Any) -> None:
+    """Raise `TraceError` for a function whose call does not run it: an async function or a generator."""
+    if inspect.isgeneratorfunction(function):
+        what, cure = "is a generator, whose call runs nothing.", "Return the values: in a list, or by jax.lax.scan."
+    elif inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        what, cure = "is async, so that its call runs nothing.", "Take `async` away, and await around the call."
+    else:
+        return
+    raise TraceError(message(place_of_code(function), what, cure))
+
+
+def place_of_code(function: Any) -> str:
+    """Return a function with code in errors: `loss at train.py:12`, as Python tells the file."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return f"{function.__qualname__} at {function.__code__.co_filename}:{function.__code__.co_firstlineno}"
 
 
 def bound_to(function: Any, kind: Any, instance: Any, owner: type | None) -> Any:

@@ -17,7 +17,7 @@ from jointcut.partition.errors import RoomError, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program.jax import abstract, jaxprs, processes
-from jointcut.wrappers.record import Record
+from jointcut.wrappers.record import Record, aligned
 
 _BARRIER_PASS = "cse_barrier_expander"
 
@@ -151,6 +151,17 @@ class Memory(Record):
     residual_bytes: int
     beside_bytes: int
     host_residual_bytes: int = 0
+
+    def __str__(self) -> str:
+        """Return a table: a line for each program, and one for the residuals."""
+        programs = {"step": self.step, "forward": self.forward, "backward": self.backward}
+        rows = [("", "arguments", "results", "in both", "temporaries", "peak")]
+        for name, p in programs.items():
+            sizes = () if p is None else (p.argument_bytes, p.output_bytes, p.alias_bytes, p.temp_bytes, p.peak_bytes)
+            rows += [(name, *map(human_bytes, sizes))] if sizes else []
+        on_host = f", {human_bytes(self.host_residual_bytes)} in host memory" if self.host_residual_bytes else ""
+        last = f"  saved between forward and backward: {human_bytes(self.residual_bytes)}{on_host}"
+        return "\n".join(["Memory", *aligned(rows), last])
 
     @property
     def host_bytes(self) -> int:
