@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.hooks.closures import arrays_read, described, identity, reading
+from jointcut.aot.hooks.closures import arrays_read, described, identity, reading, works_on_tracers
 from jointcut.partition.errors import CallError, message
+from jointcut.partition.program.jax import abstract
+from jointcut.wrappers.table import Table
 
 #: The kinds of hooks, as messages name them.
 KINDS = ("on_cotangent", "pre_hook", "post_hook", "post_accumulate", "unpack")
@@ -46,10 +48,13 @@ class Hook:
         """Call the hook no more."""
         self.removed = True
 
-    @cached_property
-    def key(self) -> Any:
-        """A key, equal for functions with the same code that read equal values, and arrays of equal types."""
-        return identity(self.function)
+
+#: Whether hooks work with their floats traced, by code and types.
+_LIFTS: Table[bool] = Table(1024)
+
+
+def _structs(types: Sequence[Any]) -> list[Any]:
+    return [abstract.struct(aval) for aval in types]
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,25 @@ class Place:
 
     @property
     def read(self) -> tuple[Any, ...]:
-        """The arrays that the hook closes over."""
-        return arrays_read(self.hook.function)
+        """The arrays that the hook closes over, and its floats where they are inputs of the program, too."""
+        return arrays_read(self.hook.function, self.lifts)
+
+    @cached_property
+    def lifts(self) -> bool:
+        """Whether the floats that a traced hook closes over are inputs of the program."""
+        if not self.is_traced:
+            return False
+        key = getattr(self.hook.function, "__code__", None), self.types, self.trees, tuple(map(type, self._held))
+        return _LIFTS.of(key, lambda: works_on_tracers(self.hook.function, self.arguments(_structs(self.types))))
+
+    @property
+    def _held(self) -> tuple[Any, ...]:
+        return arrays_read(self.hook.function, True)
 
     @cached_property
     def key(self) -> Any:
         """The identity of the place for a program: it includes the function if that is traced."""
-        function = self.hook.key if self.is_traced else None
+        function = identity(self.hook.function, self.lifts) if self.is_traced else None
         return self.kind, function, self.outputs, self.types, self.trees, self.returns
 
     def arguments(self, flat: Sequence[Any]) -> list[Any]:
@@ -118,7 +135,7 @@ class Place:
         given = list(flat[: len(self.returns)])
         if self.hook.removed and self.kind != "unpack":
             return given
-        result = reading(self.hook.function, read)(*self.arguments(flat))
+        result = reading(self.hook.function, read, self.lifts)(*self.arguments(flat))
         return given if result is None and self.kind != "unpack" else self._checked(result)
 
     def _checked(self, result: Any) -> list[Any]:

@@ -111,7 +111,7 @@ def with_tile(
         return _with_cut_block(pieces, own, partial(cut, tile.block_bytes or 0)) if ones else pieces
 
     made, boundary = tiled(found, blocks, devices, change)
-    before, after = (jaxprs.opened(program)[0].eqns for program in (found.closed, made))
+    before, after = (jaxprs.opened(program)[0].eqns for program in (closed, made))
     places = {id(eqn): n for n, eqn in enumerate(after)}
     updates = (replace(u, ops=tuple(places[id(before[i])] for i in u.ops)) for u in roles.updates)
     return made, replace(

@@ -234,6 +234,33 @@ def test_arrays_that_a_hook_closes_over_are_inputs():
     assert len(loss.captures) == 1
 
 
+def clipped(w, most):
+    limit = most * 1.0  # a float that is made anew at each call
+    clip = aot.Hook(lambda ct: jnp.clip(ct, -limit, limit), traced=True)
+    return jnp.sum(aot.on_cotangent(jnp.sin(w), clip) ** 2)
+
+
+def decided(w, most):
+    limit = most * 1.0
+    clip = aot.Hook(lambda ct: ct if limit > 1 else jnp.clip(ct, -limit, limit), traced=True)
+    return jnp.sum(aot.on_cotangent(jnp.sin(w), clip) ** 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_float_that_a_hook_closes_over_is_an_input(dtype):
+    taped, w = aot.tape(clipped), jnp.arange(1.0, 5.0).astype(dtype)
+    for most in (0.5, 0.25, 0.75, 2.0):
+        same(taped.grad(w, most), jax.grad(clipped)(w, most))
+    assert (taped.captures.made, taped.captures[0].hits) == (1, 3)
+
+
+def test_a_float_that_decides_in_a_hook_is_a_constant_and_equal_ones_share_a_program():
+    taped, w = aot.tape(decided), jnp.arange(1.0, 5.0)
+    for most in (0.5, 2.0, 0.5, 2.0):
+        same(taped.grad(w, most), jax.grad(decided)(w, most))
+    assert [capture.hits for capture in taped.captures] == [1, 1]
+
+
 def test_a_hook_that_decides_by_an_array_is_called_back():
     def loss(w, x):
         largest = jnp.max(x)
