@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax._src import core as _core
+from jax._src import pjit as _pjit
 
 from jointcut.partition.program.jax.jaxprs import (
     Atom,
@@ -33,7 +34,7 @@ from jointcut.partition.program.jax.meshes import Spec, on_mesh
 #: primitives that do nothing else.
 _NOWHERE = jax.typeof(0.0).sharding
 _LAYING = frozenset({"sharding", "out_sharding"})
-_LAYING_ANEW = frozenset({"reshard", "sharding_constraint"})
+_LAYING_ANEW = _pjit.reshard_p, _pjit.sharding_constraint_p
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def _without_mesh(eqns: Sequence[Equation], names: dict[Var, Atom]) -> list[Equa
     written = []
     for eqn in eqns:
         invars = [_atom_without(v, names) for v in eqn.invars]
-        if eqn.primitive.name in _LAYING_ANEW:
+        if eqn.primitive in _LAYING_ANEW:
             names[eqn.outvars[0]] = invars[0]
             continue
         params = {key: _changed(value, _jaxpr_without) for key, value in eqn.params.items() if key not in _LAYING}
