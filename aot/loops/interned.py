@@ -17,12 +17,17 @@ compiled anew. So the first of equal loops is kept, and stands for the others.
 from __future__ import annotations
 
 import hashlib
+import types
 from typing import Any
 
+import jax
+
+from jointcut.aot.cache import known
 from jointcut.aot.cache.encode import Encoder, pack
 from jointcut.aot.loops.rules import Loop
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.program.jax import runtime
+from jointcut.partition.program.primitives import CALLING_BACK
 from jointcut.wrappers.built_in.programs import Plain
 from jointcut.wrappers.table import Table
 
@@ -33,8 +38,8 @@ LOOPS: Table[Loop] = Table(512)
 def same(loop: Loop) -> Loop:
     """Return the first loop of the same predicate, body, name and settings.
 
-    A loop is returned as it is if its body calls a function of the user, such as a callback or a derivative's rule,
-    that was made with values of its own: nothing says whether two such functions do the same.
+    A loop is returned as it is if its body calls a function of the user, such as a derivative's rule, that reads what
+    may change: variables around it, or globals other than functions, numbers, texts, arrays and modules of libraries.
     """
     memory, known = loop.memory, sorted(loop.known.items())
     parts = (loop.parts.cond, loop.parts.body, loop.parts.num_consts)
@@ -46,15 +51,51 @@ def same(loop: Loop) -> Loop:
 
 
 class _Here(Encoder):
-    """Write a program as this process knows it: functions without values by their code, calls of ours by identity.
+    """Write a program as this process knows it: a user's functions by code and globals, calls of ours by identity.
 
-    Code and calls stay alive as long as the loop that holds them, so that no other takes their identity.
+    Code and calls stay alive as long as the loop that holds them, so that no other takes their identity. A function
+    that a program calls back reads its globals when it is called.
     """
 
+    _is_called_back = False
+
+    def _equation(self, eqn: Any) -> bytes:
+        before, self._is_called_back = self._is_called_back, eqn.primitive.name in CALLING_BACK
+        data = super()._equation(eqn)
+        self._is_called_back = before
+        return data
+
     def _function(self, x: Any) -> bytes:
-        if not (x.__closure__ or x.__defaults__ or x.__kwdefaults__):
-            return pack("function", b"%d %d" % (id(x.__code__), id(x.__globals__)))
-        return super()._function(x)
+        if known.is_versioned(known.module_of(x)) or x.__closure__ or x.__defaults__ or x.__kwdefaults__:
+            return super()._function(x)
+        names = [] if self._is_called_back else sorted(_names(x.__code__) & x.__globals__.keys())
+        read = [pack(name, self.at(name, _Read(x.__globals__[name]))) for name in names]
+        return pack("function", b"%d %d" % (id(x.__code__), id(x.__globals__)), *read)
 
     def _other(self, x: Any) -> bytes:
-        return pack("call", b"%d" % id(x)) if isinstance(x, Plain) else super()._other(x)
+        if isinstance(x, Plain):
+            return pack("call", b"%d" % id(x))
+        if not isinstance(x, _Read):
+            return super()._other(x)
+        if isinstance(x.value, types.ModuleType) and known.is_versioned(x.value.__name__):
+            return pack("module", x.value.__name__.encode())
+        if isinstance(x.value, _FIXED) or known.is_named(x.value):
+            return self.value(x.value)
+        return self.refuse(f"is {known.described(x.value)}, which may change.")
+
+
+class _Read:
+    """A global that a function reads."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+#: Values that do not change.
+_FIXED = (types.FunctionType, bool, int, float, complex, str, bytes, jax.Array, types.NoneType)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names that code reads, attributes among them, and those of functions in it."""
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))

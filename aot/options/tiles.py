@@ -26,7 +26,7 @@ def read_tiles(given: Any) -> bool | tuple[tuple[str, int], ...]:
     if isinstance(given, bool):
         return given
     pairs = tuple(given.items()) if isinstance(given, Mapping) else given
-    if not isinstance(pairs, tuple):
+    if not isinstance(pairs, tuple) or not all(map(_is_pair, pairs)):
         cure = "Give True, False, or a dict from paths or names to numbers of blocks: {'args[1]': 4}."
         raise TraceError(message("tiles", f"is {given!r}.", cure))
     for n, (path, blocks) in enumerate(pairs):
@@ -47,7 +47,12 @@ def read_shapes(given: Any) -> tuple[tuple[str, str], ...]:
     (('args[1]', 'b, 128'),)
     """
     pairs = tuple(given.items()) if isinstance(given, Mapping) else given
-    if not isinstance(pairs, tuple) or not all(isinstance(text, str) for pair in pairs for text in pair):
+    is_read = isinstance(pairs, tuple) and all(map(_is_pair, pairs))
+    if not is_read or not all(isinstance(text, str) for pair in pairs for text in pair):
         cure = "Give a dict from paths to texts of shapes: {'args[1]': 'b, 128'}."
         raise TraceError(message("shapes", f"is {given!r}.", cure))
     return pairs
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2

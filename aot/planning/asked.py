@@ -89,6 +89,8 @@ def _axes_of(program: Joint, rows: Mapping[int, int], where: str) -> tuple[str, 
         if len(axes) == 1 and count % layout.mesh.size == 0:
             return (axes[0],)
         what = f"names rows on automatic axes {_axes(axes)}, and inside a transformation they do not tell along which."
+        if len(axes) == 1:
+            what = f"names {count} rows, which {layout.mesh.size} devices along {_axes(axes)} cannot share equally."
         cure = "Call its own value_and_grad outside of jax.jit, make the axes explicit, or use jax.shard_map."
         raise TraceError(message(where, what, cure))
     known = {program.roles.input_path(n): ([*layout.spec(n)[axis:], ()])[0] for n, axis in rows.items()}

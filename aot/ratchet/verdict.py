@@ -59,7 +59,8 @@ def grew(compared: Compared, name: str, file: str, accept: str) -> str:
         lines.append(
             f"  XLA does not say for {diff.after.backend} which arrays these are: see records without a target"
         )
-    parts = [*arrays(diff.at_peak, "Alive at the peak"), *arrays(diff.saved, "Saved for the backward")]
+    at_peak = diff.at_peak if diff.before.at_peak and diff.after.at_peak else ()
+    parts = [*arrays(at_peak, "Alive at the peak"), *arrays(diff.saved, "Saved for the backward")]
     if parts:
         lines.append(tabular.written(parts, in_colour=False))
     return "\n".join([*lines, "", f"If that is meant, accept it: {accept}"])

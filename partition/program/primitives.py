@@ -380,6 +380,7 @@ KEEPING, ROUNDING, RESHAPING, UNDONE = those("keeps"), those("rounds"), those("r
 COMPARING, ORDERS, JUMPING, MASKS = those("compares"), those("orders"), those("jumps"), those("masks")
 MAKES_ZEROS, BY_RESULT, DECOMPOSING = those("zeroes"), those("by_result"), those("decomposes")
 INDEXING, BRANCHING, LIBRARY, GATHERS = those("indexes"), those("branches"), those("library"), those("gathers")
+CALLING_BACK = those("calls_back")
 
 #: Reductions whose results for parts are joined by one more; primitives that make zeros from zeros; primitives that
 #: XLA:CPU does not compute twice.

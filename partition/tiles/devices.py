@@ -56,7 +56,7 @@ class OnDevices:
         scan = BlockScan(own, rows, self.blocks, self.devices)
         wanted, handed = ([self.names[v] for v in vs] for vs in (loop.wanted, loop.handed))
         with nowhere():
-            eqns = change(without_mesh(scan.written(passed, wanted, handed)), self.names)
+            eqns = without_mesh(change(without_mesh(scan.written(passed, wanted, handed)), self.names))
         for v in loop.handed:
             stacks[v] = self.whole(v)
             outer[passed[self.names[v]]] = stacks[v], self.spec(v, 1)

@@ -160,6 +160,41 @@ def test_a_rule_with_values_of_its_own_is_never_another_rule():
         np.testing.assert_allclose(jax.grad(looped)(W, scale), scale**2 * jnp.ones(4))
 
 
+SLOPE = 1.0
+SETTINGS = {"slope": 1.0}
+
+
+@jax.custom_vjp
+def by_global(x):
+    return 2 * x
+
+
+by_global.defvjp(lambda x: (2 * x, None), lambda _, ct: (SLOPE * ct,))
+
+
+@jax.custom_vjp
+def by_settings(x):
+    return 2 * x
+
+
+def slope_of_settings():
+    return SETTINGS["slope"]
+
+
+by_settings.defvjp(lambda x: (2 * x, None), lambda _, ct: (slope_of_settings() * ct,))
+
+
+@pytest.mark.parametrize("rule", [by_global, by_settings])
+def test_a_rule_that_reads_a_global_follows_it(rule, monkeypatch):
+    def looped(x):
+        return aot.while_loop(is_small, lambda c: (c[0] + 1, rule(c[1])), (0, x))[1]
+
+    for slope in (1.0, 3.0, 1.0):
+        monkeypatch.setitem(globals(), "SLOPE", slope)
+        monkeypatch.setitem(SETTINGS, "slope", slope)
+        assert jax.grad(looped)(1.0) == slope**3
+
+
 def test_an_error_names_the_body_that_it_is_about():
     def other(c):
         return c[0] + 1, jnp.sin(c[1])

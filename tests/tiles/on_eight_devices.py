@@ -322,7 +322,29 @@ def some_tiles(program, most):
                 yield tile
 
 
+def budgets_find_blocks_on_explicit_axes():
+    with jax.set_mesh(TYPED):
+        whole, rows = NamedSharding(TYPED, P()), NamedSharding(TYPED, P("d"))
+        args = jax.device_put(W, whole), jax.device_put(X, rows), jax.device_put(Y, rows)
+        cut = aot.function(head, budget=0.3).trace(*args).partition()
+        assert cut.plan.tiles and cut.plan.tiles[0].over == ("d",), cut.plan.tiles
+        near(cut.compile().value_and_grad(*args), jax.value_and_grad(head)(W, X, Y))
+
+
+def an_axis_of_one_device_has_all_rows():
+    mesh = jax.make_mesh((1, 8), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+    w = jax.device_put(W, NamedSharding(mesh, P())) | {
+        "out": jax.device_put(W["out"], NamedSharding(mesh, P(None, "m")))
+    }
+    args = w, *jax.device_put((X, Y), NamedSharding(mesh, P("d")))
+    made = aot.function(head, tiles={"args[1]": 4})
+    assert made.trace(*args).partition().plan.tiles[0].over == ()
+    near(made.value_and_grad(*args), jax.value_and_grad(head)(W, X, Y))
+
+
 CLAIMS = [
+    budgets_find_blocks_on_explicit_axes,
+    an_axis_of_one_device_has_all_rows,
     each_device_runs_blocks_of_its_own_rows_and_devices_add_up_once,
     weights_in_parts_are_gathered_once_and_added_up_once,
     other_axes_of_the_mesh_are_as_ever,

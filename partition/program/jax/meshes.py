@@ -39,7 +39,8 @@ def spec_of(x: Any) -> tuple[Any, Spec | None] | None:
     if is_traced and kinds.Auto in mesh.axis_types:
         return mesh, None
     given = (*spec, *(None,) * (len(getattr(x, "shape", ())) - len(spec)))
-    return mesh, tuple(own if isinstance(own, tuple) else () if own is None else (own,) for own in given)
+    every = (own if isinstance(own, tuple) else () if own is None else (own,) for own in given)
+    return mesh, tuple(tuple(axis for axis in own if mesh.shape[axis] > 1) for own in every)
 
 
 def sharding_in_type(aval: Any) -> Any:
