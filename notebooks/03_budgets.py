@@ -238,7 +238,7 @@ print(f"{blocks.peak_bytes / 1e6:.1f} MB at the peak, {blocks.activation_bytes /
 # the smallest peak that was found, and what is alive there, so that you know what to change:
 
 # %% tags=["raises-exception"]
-traced.partition(budget="10 MB")
+traced.partition(budget="9.5 MB")
 
 # %% [markdown]
 # ## 8. The masks
