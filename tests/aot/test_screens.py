@@ -165,9 +165,13 @@ def test_a_stage_that_raises_or_is_interrupted_takes_its_line_away(monkeypatch):
 
 
 def interrupt():
-    """What Ctrl-C does."""
-    signal.raise_signal(signal.SIGINT)
-    time.sleep(30)
+    """What Ctrl-C does; a shell lets jobs in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(30)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_log_lines_stand_on_lines_of_their_own(monkeypatch, logged):
