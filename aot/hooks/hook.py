@@ -53,10 +53,6 @@ class Hook:
 _LIFTS: Table[bool] = Table(1024)
 
 
-def _structs(types: Sequence[Any]) -> list[Any]:
-    return [abstract.struct(aval) for aval in types]
-
-
 @dataclass(frozen=True)
 class Place:
     """A place where a hook is called: with the values `types`, flat, in `trees`, one for each argument of the hook.
@@ -104,12 +100,10 @@ class Place:
         """Whether the floats that a traced hook closes over are inputs of the program."""
         if not self.is_traced:
             return False
-        key = getattr(self.hook.function, "__code__", None), self.types, self.trees, tuple(map(type, self._held))
-        return _LIFTS.of(key, lambda: works_on_tracers(self.hook.function, self.arguments(_structs(self.types))))
-
-    @property
-    def _held(self) -> tuple[Any, ...]:
-        return arrays_read(self.hook.function, True)
+        function, structs = self.hook.function, [abstract.struct(aval) for aval in self.types]
+        held = tuple(map(type, arrays_read(function, True)))
+        key = getattr(function, "__code__", None), self.types, self.trees, held
+        return _LIFTS.of(key, lambda: works_on_tracers(function, self.arguments(structs)))
 
     @cached_property
     def key(self) -> Any:

@@ -65,30 +65,26 @@ class _Here(Encoder):
         self._is_called_back = before
         return data
 
+    def function(self, x: Any) -> bytes:
+        """As in `Encoder`; what a program calls back is written apart from the same function elsewhere."""
+        return self.key(x) or self._function(x) if self._is_called_back else super().function(x)
+
     def _function(self, x: Any) -> bytes:
         if known.is_versioned(known.module_of(x)) or x.__closure__ or x.__defaults__ or x.__kwdefaults__:
             return super()._function(x)
         names = [] if self._is_called_back else sorted(_names(x.__code__) & x.__globals__.keys())
-        read = [pack(name, self.at(name, _Read(x.__globals__[name]))) for name in names]
+        read = [pack(name, self._global(x.__globals__[name])) for name in names]
         return pack("function", b"%d %d" % (id(x.__code__), id(x.__globals__)), *read)
 
+    def _global(self, x: Any) -> bytes:
+        if isinstance(x, types.ModuleType) and known.is_versioned(x.__name__):
+            return pack("module", x.__name__.encode())
+        if isinstance(x, _FIXED) or known.is_named(x):
+            return self.value(x)
+        return self.refuse(f"is {known.described(x)}, which may change.")
+
     def _other(self, x: Any) -> bytes:
-        if isinstance(x, Plain):
-            return pack("call", b"%d" % id(x))
-        if not isinstance(x, _Read):
-            return super()._other(x)
-        if isinstance(x.value, types.ModuleType) and known.is_versioned(x.value.__name__):
-            return pack("module", x.value.__name__.encode())
-        if isinstance(x.value, _FIXED) or known.is_named(x.value):
-            return self.value(x.value)
-        return self.refuse(f"is {known.described(x.value)}, which may change.")
-
-
-class _Read:
-    """A global that a function reads."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+        return pack("call", b"%d" % id(x)) if isinstance(x, Plain) else super()._other(x)
 
 
 #: Values that do not change.

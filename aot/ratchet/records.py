@@ -9,13 +9,12 @@ The file has one line for each array, so that a difference of two commits can be
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jointcut.aot.report.compare.files import write_whole
 from jointcut.aot.report.compare.snapshot import FORMAT, Snapshot, together
 from jointcut.aot.report.compare.stored import from_dict, parsed
 from jointcut.partition.errors import JointcutError, RecordError, message
@@ -57,14 +56,10 @@ def write(path: Path, records: Mapping[str, Mapping[str, Snapshot]]) -> None:
         made_by: {name: snapshot.to_dict() for name, snapshot in sorted(named.items())}
         for made_by, named in sorted(records.items())
     }
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text("".join(_text({"format": FORMAT, "records": entries}, "")) + "\n", "utf-8")
-        draft.replace(path)
+        write_whole(path, "".join(_text({"format": FORMAT, "records": entries}, "")) + "\n")
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
         cure = "Name a file that can be written in [tool.pytest.ini_options]: peak_file = 'peaks.json'."
         raise JointcutError(message(str(path), f"cannot be written: {error.strerror}.", cure)) from error
 

@@ -20,8 +20,8 @@ from jointcut.partition.tiles.blocks import shorter
 from jointcut.partition.tiles.passing import Loop
 from jointcut.partition.tiles.scan import Blocks, BlockScan
 
-#: Changes the equations of a loop, given the name of each variable inside.
-Change = Callable[[list[Equation], Mapping[Var, Var]], list[Equation]]
+#: Changes the equations of a loop over blocks; it is also given the name of each variable inside.
+Change = Callable[[Loop, list[Equation], Mapping[Var, Var]], list[Equation]]
 
 
 @dataclass
@@ -56,7 +56,7 @@ class OnDevices:
         scan = BlockScan(own, rows, self.blocks, self.devices)
         wanted, handed = ([self.names[v] for v in vs] for vs in (loop.wanted, loop.handed))
         with nowhere():
-            eqns = without_mesh(change(without_mesh(scan.written(passed, wanted, handed)), self.names))
+            eqns = without_mesh(change(loop, without_mesh(scan.written(passed, wanted, handed)), self.names))
         for v in loop.handed:
             stacks[v] = self.whole(v)
             outer[passed[self.names[v]]] = stacks[v], self.spec(v, 1)

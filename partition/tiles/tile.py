@@ -21,7 +21,7 @@ from jointcut.partition.program.jax.jaxprs import Equation, Literal, Var
 from jointcut.partition.program.places import line_of
 from jointcut.partition.program.roles import Role, Roles, Tile
 from jointcut.partition.tiles import grow, hoist
-from jointcut.partition.tiles.devices import OnDevices
+from jointcut.partition.tiles.devices import Change, OnDevices
 from jointcut.partition.tiles.grow import Tiling, reading
 from jointcut.partition.tiles.layouts import Layout
 from jointcut.partition.tiles.passing import Loop, loops
@@ -152,10 +152,6 @@ def _with_cut_block(eqns: list[Equation], ones: set[Var], cut: Callable[[Any, Ro
     return [*eqns[:place], new, *eqns[place + 1 :]]
 
 
-#: Changes the equations of a loop over blocks; it is also given the name of each variable inside.
-Change = Callable[[Loop, list[Equation], Mapping[Var, Var]], list[Equation]]
-
-
 def tiled(found: Prepared, blocks: Blocks, devices: Devices | None, change: Change) -> tuple[Any, int]:
     """Return the program with the equations of a tiling in blocks, and its number of forward equations.
 
@@ -172,7 +168,7 @@ def tiled(found: Prepared, blocks: Blocks, devices: Devices | None, change: Chan
         if devices is None:
             written = change(loop, BlockScan(loop.own, rows, blocks).written(stacks, loop.wanted, loop.handed), {})
         else:
-            written = OnDevices(rows, blocks, devices).written(loop, stacks, partial(change, loop))
+            written = OnDevices(rows, blocks, devices).written(loop, stacks, change)
         scans.append((loop.level, written))
     spans = (range(found.boundary), range(found.boundary, len(jaxpr.eqns)))
     halves = [_arranged(jaxpr.eqns, [i for i in span if i not in again], scans) for span in spans]

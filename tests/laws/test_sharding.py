@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -15,28 +11,19 @@ import numpy as np
 import pytest
 from jax import export
 
+from claims import claims_of, failures_of
 from jointcut import aot
 
 SCRIPT = Path(__file__).with_name("on_four_devices.py")
-CLAIMS = [line.strip(" ,") for line in SCRIPT.read_text().split("CLAIMS = [\n")[1].split("]")[0].splitlines()]
 
 
 @pytest.fixture(scope="module")
 def failures():
     """How each claim fails on four devices of the host; empty where it holds."""
-    environment = {
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": ":".join(filter(None, sys.path)),
-        "HOME": str(Path.home()),
-    }
-    run = [sys.executable, "-W", "error", str(SCRIPT)]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=570, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return failures_of(SCRIPT, 4)
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("claim", claims_of(SCRIPT))
 def test_on_four_devices(claim, failures):
     assert not failures[claim], failures[claim]
 

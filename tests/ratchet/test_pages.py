@@ -17,7 +17,10 @@ PAGE = ROOT / "docs" / "ratchet.md"
 
 def test_the_page_is_recorded_and_checked_as_it_says(pytester):
     (example,) = examples(PAGE)
-    run = lambda *options: pytester.runpytest_inprocess("-p", "jointcut.aot.ratchet.plugin", *options)  # noqa: E731
+
+    def run(*options):
+        return pytester.runpytest_inprocess("-p", "jointcut.aot.ratchet.plugin", *options)
+
     pytester.makepyfile(test_step=example.code)
     assert run("--peak-record").ret == pytest.ExitCode.OK
     assert run("--peak-check").ret == pytest.ExitCode.OK

@@ -22,13 +22,21 @@ def written_to(place: str | os.PathLike[str], contents: Mapping[str, Callable[[]
     path = Path(place)
     if path.suffix not in contents:
         raise JointcutError(message(str(path), "has no known ending.", choices(path.suffix, contents)))
-    content, draft = contents[path.suffix]().encode(), path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_bytes(content)
-        draft.replace(path)
+        write_whole(path, contents[path.suffix]())
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
         what = f"cannot be written: {error.strerror}."
         raise JointcutError(message(str(path), what, "Give a file in a folder that takes it.")) from error
     return path
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Write a text to a file whole, or raise `OSError` and leave no part of it behind."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        draft.write_text(content, "utf-8", newline="")
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise

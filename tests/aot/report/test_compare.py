@@ -165,7 +165,9 @@ def test_the_page_has_both_mountains_over_one_axis(before, after, tmp_path):
 
 
 def test_the_command_tells_the_same(before, after, files, tmp_path):
-    call = lambda *arguments: CliRunner().invoke(main, ["diff", *map(str, arguments)])  # noqa: E731
+    def call(*arguments):
+        return CliRunner().invoke(main, ["diff", *map(str, arguments)])
+
     found = after.diff(before)
     assert call(*files).stdout == f"{found.table(in_colour=False)}\n"
     saved = tmp_path / "diff.html"
