@@ -28,6 +28,7 @@ Files, in reading order:
 - target_figures: Keep and show what programs take on targets: records, JSON, the table and its last lines.
 - targets: Weigh and price the suite for GPUs and TPUs that need not be here, beside plain JAX and `jax.checkpoint`.
 - account: Compare XLA's account of plain JAX's steps without a device with the account that a device gave.
+- largest: Look for the largest number of rows that fits, with rows in blocks and without, and try two per cent more.
 - latency: Weigh a GPT in a scan and unrolled, under XLA's scheduler that hides latency, on one GPU and on eight.
 - campaign: Measure on a GPU, in the order of what matters most, what no machine without one can tell.
 - house_plans: Weigh the plans of one program at fixed budgets, and print the figures as JSON.
