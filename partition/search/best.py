@@ -125,8 +125,8 @@ def leanest(planner: Planner, default: Plan) -> Plan:
     most_seconds = cut.step_seconds + SLOWER * step_seconds
     if plain is not None:
         most_seconds = min(most_seconds, whole.step_seconds)
-    found = [c for c in planner.ranked if c.step_seconds <= most_seconds]
-    chosen = found[-1] if found and found[-1].peak_bytes < whole.peak_bytes else whole
+    found = planner.smallest(most_seconds)
+    chosen = found if found is not None and found.peak_bytes < whole.peak_bytes else whole
     return _with_room(planner, chosen, whole).plan
 
 

@@ -219,8 +219,6 @@ class Planner:
         """The sum over all scatters of the bytes of the largest array that each reads."""
         return scattered_bytes(self.graph)
 
-    # ------------------------------------------------------------------------------------------------- the menu
-
     def plans(self) -> Iterator[Plan]:
         """Plans worth trying: the default, the front's, the divisions; and each with fewer checkpoints, in segments."""
         seen: set[PlanKey] = set()
@@ -341,6 +339,10 @@ class Planner:
         """The candidates of the menu that no other betters in both time and peak, the fastest and largest first."""
         return ranked(self.menu)
 
+    def smallest(self, most_seconds: float) -> Candidate | None:
+        """The smallest candidate that takes at most so long."""
+        return self._menu.smallest(lambda plan: self.weighed_seconds(plan) <= most_seconds)
+
     def fastest(
         self, most_bytes: float, expected: Callable[[Candidate], float] = lambda c: c.peak_bytes
     ) -> Candidate | None:
@@ -381,9 +383,8 @@ class Planner:
     def _middle(self, large: Plan, small: Plan) -> Iterator[Plan]:
         """Plans that may lie between two others."""
         numbers, ends = self.checkpoints.between(large, small), (large, small)
-        whole = [self.checkpoints.plan(plan, ()) for plan in ends]
-        handed = [plan.bytes_saved + plan.bytes_spared for plan in whole]  # without segments
-        choice = self.front.best(sum(handed) // 2)
+        whole = [self.checkpoints.plan(plan, ()) for plan in ends]  # without segments
+        choice = self.front.best(sum(plan.bytes_saved + plan.bytes_spared for plan in whole) // 2)
         plans = [] if choice is None else [self.plan(choice, FRONT)]
         plans += mixed(self.problem, large, small)
         plans, moved = ([self._numbered(plan, numbers) for plan in row] for row in (plans, ends))

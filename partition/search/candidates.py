@@ -162,6 +162,18 @@ class Menu:
             row, smallest = ranked([*row, larger]), min(smallest, larger.peak_bytes)
         return row
 
+    def smallest(self, is_allowed: Callable[[Plan], bool]) -> Candidate | None:
+        """The smallest candidate of the allowed plans, the fastest of equal ones; None where no plan is allowed."""
+        if any(plan.segments for plan in self.plans):
+            return next((c for c in reversed(ranked(self.all())) if is_allowed(c.plan)), None)
+        found: Candidate | None = None
+        for plan in sorted(filter(is_allowed, self.plans), key=least_bytes):
+            if found is not None and least_bytes(plan) > found.peak_bytes:
+                break
+            rows = [self.replayed(plan), *([] if found is None else [found])]
+            found = min(rows, key=lambda c: (c.peak_bytes, c.step_seconds))
+        return found
+
     def small(self, most_bytes: float, spread: float) -> list[Candidate]:
         """The candidates that may take at most `most_bytes`, or the least times `spread`; by peak.
 

@@ -215,6 +215,18 @@ def test_a_budget_finds_what_it_would_find_if_all_plans_were_replayed_and_replay
     assert np.mean(counts) <= most * len(mine.menu)
 
 
+@some_programs
+def test_the_smallest_plan_within_a_time_is_that_of_all_plans_and_fewer_are_replayed(name, planner):
+    mine = planner(name)
+    for row in mine.ranked:
+        new = Planner(mine.problem)
+        found = new.smallest(row.step_seconds)
+        assert found is not None and (found.peak_bytes, found.step_seconds) == (row.peak_bytes, row.step_seconds)
+        has_segments = any(plan.segments for plan in new._menu.plans)
+        assert has_segments or new.num_replayed <= len(mine.menu)
+    assert mine.smallest(mine.ranked[0].step_seconds * 0.999 - 1e-9) is None
+
+
 @settings(deadline=None, max_examples=10 if EVERY_PROGRAM else 4, derandomize=True, database=None)
 @given(st.lists(st.sampled_from([8, 16, 24, 32]), min_size=24, max_size=30), st.randoms())
 def test_whatever_is_given_is_used(widths, order):
