@@ -39,6 +39,7 @@ Around them:
     tape: Run a function eagerly, and capture its whole backward as one compiled program.
     ratchet: Hold the memory of tested steps: a step that takes more than its record fails its test.
     command: Serve the command line: `jointcut explain`, `diff`, `largest`, `doctor`, `export`, `show` and `cache`.
+    package: Be the package `jointcut`: its version, and its three folders, each imported when it is first asked for.
 """
 
 from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
