@@ -3,7 +3,7 @@
 It is installed as `jointcut`. `import jointcut` imports no JAX; `jointcut.aot` does.
 
 >>> import jointcut
->>> jointcut.aot.function is jointcut.aot.call.function.function
+>>> jointcut.aot.function is jointcut.aot.call.decorator.function
 True
 """
 
