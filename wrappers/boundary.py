@@ -11,9 +11,10 @@ import contextlib
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -76,6 +77,19 @@ def bounded_class(*apart: str) -> Callable[[type[T]], type[T]]:
     return changed
 
 
+def users_frame() -> FrameType:
+    """Return the innermost frame that is neither ours nor JAX's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_hidden(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def is_hidden(file: str) -> bool:
+    """Whether a source file is ours or JAX's."""
+    return file.startswith((*our_folders(), _JAX))
+
+
 def _is_wanted() -> bool:
     mode: Any = jax.config.jax_traceback_filtering  # pyright: ignore[reportAttributeAccessIssue]
     return os.environ.get(VARIABLE) != "full" and mode != "off"
@@ -110,7 +124,7 @@ def _shortened(tb: TracebackType | None) -> TracebackType | None:
     is_inside = False
     for part in _parts(tb):
         file = part.tb_frame.f_code.co_filename
-        is_inside = file.startswith((*our_folders(), _JAX)) or (is_inside and file == contextlib.__file__)
+        is_inside = is_hidden(file) or (is_inside and file == contextlib.__file__)
         if not is_inside:
             kept.append(part)
     last = None
