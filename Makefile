@@ -82,7 +82,9 @@ $(PY):
 	@echo "Making $(VENV) with $$($(PYTHON) --version); JAX and its company take a minute or two, once."
 	@$(PYTHON) -m venv $(VENV)
 
-# pyright does not follow setuptools' map from aot/ to jointcut.aot; three symlinks say the same.
+# pyright does not follow setuptools' map from aot/ to jointcut.aot; five symlinks say the same.
 .pyright/jointcut:
 	@mkdir -p $@
 	@for folder in $(FOLDERS); do ln -sfn ../../$$folder $@/$$folder; done
+	@ln -sfn ../../aot/package/__init__.py $@/__init__.py
+	@ln -sfn ../../aot/ratchet/plugin $@/ratchet

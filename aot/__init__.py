@@ -39,9 +39,11 @@ Around them:
     tape: Run a function eagerly, and capture its whole backward as one compiled program.
     ratchet: Hold the memory of tested steps: a step that takes more than its record fails its test.
     command: Serve the command line: `jointcut explain`, `diff`, `largest`, `doctor`, `export`, `show` and `cache`.
+    package: Be the package `jointcut`: its version, and its three folders, each imported when it is first asked for.
 """
 
 from jointcut.aot import derivatives as derivatives  # a room, whose names stand on pages of their own
+from jointcut.aot.call.decorator import function as function
 from jointcut.aot.call.doctor.causes import Cause as Cause
 from jointcut.aot.call.doctor.doctor import Diagnosis as Diagnosis
 from jointcut.aot.call.doctor.doctor import Doctor as Doctor
@@ -49,7 +51,6 @@ from jointcut.aot.call.doctor.doctor import doctor as doctor
 from jointcut.aot.call.explain import explain as explain
 from jointcut.aot.call.explain import is_differentiable as is_differentiable
 from jointcut.aot.call.function import Function as Function
-from jointcut.aot.call.function import function as function
 from jointcut.aot.call.largest import Largest as Largest
 from jointcut.aot.call.largest import largest as largest
 from jointcut.aot.call.nonfinite import first_nonfinite as first_nonfinite
@@ -84,6 +85,7 @@ from jointcut.aot.stages.cures.found import Cure as Cure
 from jointcut.aot.stages.cures.found import NonFinite as NonFinite
 from jointcut.aot.stages.cut import Compiled as Compiled
 from jointcut.aot.stages.cut import Cut as Cut
+from jointcut.aot.stages.cut import Lowered as Lowered
 from jointcut.aot.stages.debug import debug as debug
 from jointcut.aot.stages.traced import Traced as Traced
 from jointcut.aot.tape.attach import hooked as hooked
@@ -134,6 +136,7 @@ __all__ = [
     "Hook",
     "Largest",
     "Loaded",
+    "Lowered",
     "NonFinite",
     "NonFiniteError",
     "Options",

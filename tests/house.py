@@ -30,7 +30,7 @@ MOST_FUNCTION_LINES = 40
 
 # Confessed exceptions to the caps: "folder/file.py", also a room's `__init__.py`, or "folder/file.py:function": why.
 EXCUSED: dict[str, str] = {
-    "aot/__init__.py": "the rooms of a call, of features and of tools, as the design names them: 16",
+    "aot/__init__.py": "the rooms of a call, of features and of tools, as the design names them: 17",
 }
 
 LISTED = re.compile(r"^ {4}(\w+): ([A-Z].*[.?])$", re.MULTILINE)

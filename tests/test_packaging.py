@@ -1,5 +1,6 @@
 """What is installed is what is here: the names, the files, the version, the dependencies."""
 
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_the_wheel_holds_the_sources_under_one_name_and_nothing_else(wheel):
     expected = {f"jointcut/{source.path}" for source in SOURCES} | {f"jointcut/{f}/py.typed" for f in FOLDERS}
+    expected.add("jointcut/__init__.py")  # aot/package
     expected.add("jointcut/ratchet/__init__.py")  # the plugin again, where pytest imports it without jointcut.aot
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 
@@ -54,9 +56,28 @@ def test_the_sources_are_imported_by_one_name():
 def test_pytest_finds_the_plugin_by_the_name_that_its_option_takes_and_imports_nothing_else_for_it(wheel):
     (points,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
     assert "[pytest11]\njointcut.aot.ratchet.plugin = jointcut.ratchet\n" in wheel.read(points).decode()
-    plugin = wheel.read("jointcut/ratchet/__init__.py")
+    plugin, package = (wheel.read(f"jointcut/{name}__init__.py") for name in ("ratchet/", ""))
     assert plugin == wheel.read("jointcut/aot/ratchet/plugin/__init__.py") and b"\nfrom jointcut" not in plugin
-    assert "jointcut/__init__.py" not in wheel.namelist()
+    assert b"\nimport jax" not in package and b"\nfrom jointcut" not in package
+
+
+ASK = """
+import sys, jointcut
+from jointcut import ratchet
+print(jointcut.__version__, dir(jointcut), 'jax' in sys.modules, hasattr(jointcut, 'other'))
+print(jointcut.aot.__file__, jointcut.partition.errors.__name__, jointcut.wrappers.__name__)
+"""
+
+
+def test_the_name_alone_has_a_version_and_imports_its_folders_when_they_are_asked_for(wheel, tmp_path):
+    wheel.extractall(tmp_path)
+    for given, where in [({}, str(ROOT)), ({"PYTHONPATH": str(tmp_path)}, str(tmp_path))]:
+        ran = subprocess.run(
+            [sys.executable, "-c", ASK], env=os.environ | given, cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        first, second = ran.stdout.splitlines()
+        assert first == f"{PROJECT['project']['version']} ['__version__', 'aot', 'partition', 'wrappers'] False False"
+        assert second.startswith(where) and second.endswith(" jointcut.partition.errors jointcut.wrappers")
 
 
 def test_importing_reads_only_what_is_declared():

@@ -15,6 +15,7 @@ Files, in reading order:
 
     table: Keep one value for each key, and make it once for all threads.
     record: Write records as JSON, and read them back.
+    boundary: Take our frames out of the traceback of an error that is the user's.
     mark: Mark a folder as ours, so that a process removes no files of anybody else.
     metadata: Describe each input and output of a function.
     arguments: Flatten the arguments of a call, and rebuild results.

@@ -1,7 +1,7 @@
 """The decorator and its calls: find or compile the programs of a call, and run them.
 
-`function` is the decorator, and the object that it returns. `alone` runs a function without its gradient. `cached`
-looks up programs that another process compiled, as an `Entry`, and compiles missing ones through the stages.
+`decorator` is the decorator, `function` the object that it returns. `alone` runs a function without its gradient.
+`cached` looks up programs that another process compiled, as an `Entry`, and compiles missing ones through the stages.
 `under_transform` is the call within a transformation of JAX. `updating` runs a step with its update.
 
 Files, in reading order:
@@ -14,7 +14,8 @@ Files, in reading order:
     flow: Find out whether a gradient can flow through a function, and where it stops.
     updating: Run a function with an update of its parameters as one step.
     method: Bind a function or tape to an instance.
-    function: The decorator, and the object it returns.
+    function: The object that the decorator returns: calls, gradients and stages of one function.
+    decorator: The decorator.
     explain: Report the residuals of any function, decorated or not, and whether it has a gradient.
     largest: Find the largest size of an axis, such as the batch, for which a training step fits into memory.
     nonfinite: Find the first op of a call that makes a NaN or an infinity, and what cures it.

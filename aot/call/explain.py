@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jointcut.aot.call.decorator import function
 from jointcut.aot.call.flow import Differentiability
-from jointcut.aot.call.function import Function, function
+from jointcut.aot.call.function import Function
 from jointcut.aot.call.method import Method
 from jointcut.aot.report.report import Report
 from jointcut.partition.prices.cost import CostModel
+from jointcut.wrappers.boundary import bounded
 
 
+@bounded
 def explain(
     fun: Callable[..., Any],
     *args: Any,
@@ -42,6 +45,7 @@ def explain(
     return ours.explain(*args, **kwargs)
 
 
+@bounded
 def is_differentiable(
     fun: Callable[..., Any],
     *args: Any,

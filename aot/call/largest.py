@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.call.function import Function, function
+from jointcut.aot.call.decorator import function
+from jointcut.aot.call.function import Function
 from jointcut.aot.call.method import Method
 from jointcut.aot.options.limits import Budget, free_bytes, limit
 from jointcut.aot.options.options import name_of, with_budget
@@ -29,6 +30,7 @@ from jointcut.partition.errors import BudgetError, CallError, choices, message
 from jointcut.partition.figures import human_bytes, human_seconds
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program import sizes as symbolic
+from jointcut.wrappers.boundary import bounded
 from jointcut.wrappers.record import Record
 
 _DEVICE = "device"
@@ -95,6 +97,7 @@ class Largest(Record):
         return (f"{row.size:,}", peak, share, *times, row.how, mark, f"{row.blocks:,}", row.strategy)
 
 
+@bounded
 def largest(
     fun: Callable[..., Any],
     axis: str,

@@ -12,8 +12,10 @@ from typing import Any
 
 from jointcut.aot.call.flow import Differentiability
 from jointcut.aot.report.report import Report
+from jointcut.aot.stages.cut import Lowered
 from jointcut.aot.stages.traced import Traced
 from jointcut.partition.errors import CallError, TraceError, message
+from jointcut.wrappers.boundary import bounded_class
 
 _KINDS = (classmethod, staticmethod)
 
@@ -76,6 +78,7 @@ def refusing_unbound(owner: Any, function: Callable[..., Any]) -> Callable[[Sequ
     return refuse
 
 
+@bounded_class()
 class Method:
     """A `Function` or `Taped` bound to an instance, such as `obj.loss`: the instance (a pytree) is argument 0."""
 
@@ -136,6 +139,14 @@ class Method:
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """As `Function.trace`; the instance is argument 0."""
         return self._noted(self._bound[0].trace, self._bound[1], *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """As `Function.lower`; the instance is argument 0."""
+        return self._noted(self._bound[0].lower, self._bound[1], *args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """As `Function.clear_cache`: the programs of all instances are forgotten."""
+        self._bound[0].clear_cache()
 
     def export(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Path:
         """As `Function.export`; the instance is argument 0."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.call.function import Function, function
+from jointcut.aot.call.decorator import function
+from jointcut.aot.call.function import Function
 from jointcut.aot.call.method import Method
 from jointcut.aot.options.conventions import Conventions
 from jointcut.aot.options.options import Options
@@ -15,8 +16,10 @@ from jointcut.aot.stages.cures.found import NonFinite
 from jointcut.aot.stages.debug import debug
 from jointcut.partition.errors import CallError, NonFiniteError, TraceError, message
 from jointcut.partition.program.jax import runtime
+from jointcut.wrappers.boundary import bounded
 
 
+@bounded
 def first_nonfinite(
     fun: Callable[..., Any],
     *args: Any,

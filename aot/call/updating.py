@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,8 @@ from jointcut.aot.update.updates import Updates
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program.jax import abstract, runtime
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
+
+_LOG = logging.getLogger("jointcut")
 
 #: The number of updates that a function keeps programs for.
 KEPT_UPDATES = 16
@@ -44,6 +47,7 @@ class Updating:
         self.update, self._sweeps = update, refuse_sweeps(sweeps)
         nums, names = options.donated
         self._function, name = _with_state(function), name_of(function)
+        self._name, self._is_told = name, False
         self._unchecked, self._uncached = Unchecked(name), UncachedUpdate(name)
         self._options = replace(
             options,
@@ -83,9 +87,17 @@ class Updating:
             return self._cut(signature, bound).made.open
         if debug.is_on():
             return self._cut(signature, bound).checked()
+        self._tell()
         runner = signature.made.of("step", lambda: self._cut(signature, bound).made.jitted)
         self._binder.keep("step", bound, runner.ready("step"))  # from the second call on
         return runner
+
+    def _tell(self) -> None:
+        """Say once that arrays are given up."""
+        if not self._is_told:
+            self._is_told = True
+            what = "gives up the arrays of params and state: use those that it returns"
+            _LOG.info("%s: value_and_update %s", self._name, what)
 
     def _cut(self, signature: Signature, bound: Bound) -> Cut:
         return signature.made.of(

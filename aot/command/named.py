@@ -20,7 +20,8 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.call.function import Function, function
+from jointcut.aot.call.decorator import function
+from jointcut.aot.call.function import Function
 from jointcut.aot.call.method import Method
 from jointcut.aot.trace.shapes import concrete
 from jointcut.partition.errors import CallError, JointcutError, choices, message

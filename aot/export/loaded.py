@@ -44,6 +44,7 @@ from jointcut.partition.lower.emit import Residual
 from jointcut.partition.lower.verify import routed, waited
 from jointcut.partition.program.jax import runtime
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
+from jointcut.wrappers.boundary import bounded, bounded_class
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.metadata.convention import is_inexact, slot
 from jointcut.wrappers.record import read_dtype
@@ -56,6 +57,7 @@ _CURE = "Export for these arguments too, or pass what it was exported for."
 _CURE_SHAPE = "Export for this shape too, or for any: aot.shapes makes sizes that are known later."
 
 
+@bounded_class()
 class Loaded:
     """An exported pair, ready to be called.
 
@@ -362,6 +364,7 @@ def _whole(gradient: tuple[Any, ...] | None, table: Any) -> Any:
     return dense(rows, places, table.shape)
 
 
+@bounded
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Return the pair that `Function.export` wrote to a folder.
 

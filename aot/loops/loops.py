@@ -20,6 +20,7 @@ from jointcut.aot.loops.parts import Parts
 from jointcut.aot.loops.rules import Loop
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.program.jax import abstract, runtime, user_source
+from jointcut.wrappers.boundary import bounded
 
 
 class Stacked(NamedTuple):
@@ -36,6 +37,7 @@ class Stacked(NamedTuple):
     exceeded: Any
 
 
+@bounded
 def while_loop(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init: Any,
     *, max_trips: int | None = None, memory: int | str | None = None,
@@ -82,6 +84,7 @@ def while_loop(
     return jax.tree.unflatten(loop.tree, out)
 
 
+@bounded
 def fori_loop(
     lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init: Any,
     *, max_trips: int | None = None, memory: int | str | None = None,
@@ -110,6 +113,7 @@ def fori_loop(
     return jax.tree.unflatten(loop.tree, out)[1]
 
 
+@bounded
 def while_loop_stack_output(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init: Any, *, max_trips: int
 ) -> Stacked:

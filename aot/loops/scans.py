@@ -19,8 +19,10 @@ from jointcut.aot.loops.rules import Loop
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program.jax import abstract
+from jointcut.wrappers.boundary import bounded
 
 
+@bounded
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None,
     reverse: bool = False, *, memory: int | str | None = None,

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 
 from jointcut.partition.program.jax import runtime
-from jointcut.wrappers.arguments.tree import Bound, Statics, bind, duplicates, refuse_given_up
+from jointcut.wrappers.arguments.given_up import is_given_up
+from jointcut.wrappers.arguments.tree import Bound, Statics, bind, duplicates
 from jointcut.wrappers.table import Table
 
 KEPT_SIGNATURES = 256
@@ -87,17 +88,15 @@ class Binder:
         return ready, leaves
 
     def ran(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any] | None:
-        """Run the program for a call like the latest one, and return its result in a tuple; None if it must be bound.
-
-        Raises `CallError` for an array that was given up to an earlier call.
-        """
+        """Run the program for a call like the latest one, and return its result in a tuple; None to bind it."""
         if (ready := self.ready(name, args, kwargs)) is None:
             return None
         (program, consts, tree), leaves = ready
         try:
             return (tree.unflatten(program(*consts, *leaves)),)
-        except (RuntimeError, ValueError):  # JAX's own words
-            refuse_given_up(bind(args, kwargs, self.statics))
+        except (RuntimeError, ValueError):
+            if any(map(is_given_up, leaves)):
+                return None  # where the call is bound it is refused
             raise
 
     def keep(self, name: str, bound: Bound, ready: Ready | None) -> None:

@@ -17,7 +17,7 @@ from jointcut.aot.trace.trees import Call
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program.jax import abstract
-from jointcut.wrappers.arguments.tree import is_given_up
+from jointcut.wrappers.arguments.given_up import is_given_up
 from jointcut.wrappers.metadata.convention import slot
 from jointcut.wrappers.metadata.signatures import GraphSignature
 

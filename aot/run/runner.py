@@ -23,7 +23,8 @@ from jointcut.aot.trace.trees import Call
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Residual
 from jointcut.partition.program.jax import meshes
-from jointcut.wrappers.arguments.tree import Bound, is_given_up, refuse_given_up
+from jointcut.wrappers.arguments.given_up import is_given_up, refuse_given_up, remember
+from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import alias
 from jointcut.wrappers.metadata.schemas import TensorAlias
 from jointcut.wrappers.metadata.signatures import GraphSignature
@@ -72,7 +73,9 @@ class Runner:
 
     def result(self, bound: Bound) -> Any:
         """Return the function's result."""
-        return self.call.result(self._restored(self.programs.run("alone", self.flat(bound)), bound), bound)
+        results = self._restored(self.programs.run("alone", self.flat(bound)), bound)
+        self._remember(bound)
+        return self.call.result(results, bound)
 
     def value_and_grad(self, bound: Bound) -> Any:
         """Like `jax.value_and_grad` of the function: `value, grads`, or `(value, aux), grads` with `has_aux`."""
@@ -92,6 +95,7 @@ class Runner:
         return self._in_trees(outputs, self.programs.backward(residuals, ones, False), bound)
 
     def _in_trees(self, outputs: Sequence[Any], gradients: Sequence[Any], bound: Bound) -> Any:
+        self._remember(bound)
         value = self.call.result(outputs, bound)
         return value, self.call.in_argnums(gradients, bound, keep_structure=True)
 
@@ -145,6 +149,14 @@ class Runner:
         if self.call.enters_as_it_is:
             return [*self.consts, *leaves]
         return [*self.consts, *(leaves[i] for i in self.call.entering)]
+
+    def _remember(self, bound: Bound) -> None:
+        if self._donates:
+            remember(bound.leaves, self.call.name)
+
+    @cached_property
+    def _donates(self) -> bool:
+        return any(self.call.options.donated)
 
     def _restored(self, results: Sequence[Any], bound: Bound) -> list[Any]:
         """Return a program's results with the outputs in `handed_back` inserted."""

@@ -14,11 +14,9 @@ Give numbers.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,12 +25,10 @@ from jointcut.partition.errors import UncutWarning, message
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import user_source
-from jointcut.partition.program.places import our_folders
 from jointcut.partition.program.primitives import JITS
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sizes import is_symbolic
-
-_FOLDERS = (str(Path(jax.__file__).parent), *our_folders())
+from jointcut.wrappers.boundary import users_frame
 
 #: Calls that are not inlined, in the user's words.
 _CLOSED = {
@@ -89,7 +85,7 @@ class Uncut:
 
 def warn(warning: UserWarning) -> None:
     """Issue a warning at the user's line."""
-    frame = _callers()
+    frame = users_frame()
     where = (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"))
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(warning, type(warning), *where, registry)
@@ -111,11 +107,3 @@ def _kept_inside(graph: Graph, plan: Plan) -> Iterator[tuple[str, str]]:
         readers = [graph.ops[i] for i in graph.consumers[v]]
         if all(r.name == op.name and r.origin is Side.BACKWARD for r in readers):
             yield op.name, user_source.source_of(op.payload) or "an unknown place"
-
-
-def _callers() -> Any:
-    """Return the innermost frame outside jointcut and JAX."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDERS):
-        frame = frame.f_back
-    return frame

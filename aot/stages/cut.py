@@ -26,6 +26,7 @@ from jointcut.aot.run.bound import Binder
 from jointcut.aot.run.compile import Cost, Memory, Timings
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.pullback import Pullback
+from jointcut.aot.run.runnable import names_of
 from jointcut.aot.run.runner import Programs, Runner
 from jointcut.aot.run.unchecked import Unchecked
 from jointcut.aot.stages import debug
@@ -42,10 +43,12 @@ from jointcut.partition.lower.emit import Residual
 from jointcut.partition.lower.listing import Schedule
 from jointcut.partition.prices.flops import jaxpr_flops
 from jointcut.wrappers.arguments.tree import Bound, Statics
+from jointcut.wrappers.boundary import BOUNDARY, bounded_class
 from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
 
 
+@bounded_class()
 @dataclass(frozen=True, repr=False)
 class Cut(Answer):
     """A traced function cut in two, ready to be compiled."""
@@ -169,11 +172,18 @@ class Cut(Answer):
 
         For a GPU that is not here XLA times no kernels: `explain` compares such an account with a device's memory.
         """
-        if isinstance(executables, bool) or executables not in (None, 1, 2):
-            raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
-        executables = self.made.count(executables)
+        executables = self._count(executables)
         self.made.compile(executables)
         return Compiled(self, executables)
+
+    def lower(self, executables: int | None = None) -> Lowered:
+        """Lower to StableHLO, without compiling; `executables` is as for `compile`."""
+        return Lowered(self, self._count(executables))
+
+    def _count(self, executables: int | None) -> int:
+        if isinstance(executables, bool) or executables not in (None, 1, 2):
+            raise CallError(message("executables", f"is {executables!r}.", "Give 1, 2, or nothing."))
+        return self.made.count(executables)
 
     # ---------------------------------------------------------------------------------------- how it is run
 
@@ -198,6 +208,37 @@ class Cut(Answer):
         return self.made.running(Programs(programs.run, programs.backward))
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """The programs of `value_and_grad` of one cut in StableHLO, not compiled.
+
+    Attributes:
+        cut: the cut that was lowered.
+        executables: the number of programs: 1 for forward and backward together, or 2.
+    """
+
+    cut: Cut
+    executables: int
+
+    def __repr__(self) -> str:
+        """`<Lowered loss: 1 program>`."""
+        return f"<Lowered {self.cut.traced.name}: {counted(self.executables, 'program')}>"
+
+    @property
+    def programs(self) -> tuple[jax.stages.Lowered, ...]:
+        """The programs, as JAX lowers them."""
+        return tuple(map(self.cut.jits.lowered, names_of(self.executables)))
+
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """Return the text of the programs, as `jax.stages.Lowered` does; two programs one below the other."""
+        return "\n".join(program.as_text(dialect, debug_info=debug_info) for program in self.programs)
+
+    def compile(self) -> Compiled:
+        """Compile the programs; see `Cut.compile`."""
+        return self.cut.compile(self.executables)
+
+
+@bounded_class("value_and_grad")
 @dataclass(frozen=True)
 class Compiled:
     """The executables of one cut, their figures, and calls on the caller's trees.
@@ -291,14 +332,15 @@ class Compiled:
         """Like `jax.value_and_grad` of the function; raises `CallError` if the arguments do not fit."""
         if not debug.is_on() and (ran := self._binder.ran("step", args, kwargs)) is not None:
             return ran[0]
-        runner, bound = self._bound(args, kwargs)
-        if debug.is_on():
+        with BOUNDARY:
+            runner, bound = self._bound(args, kwargs)
+            if debug.is_on():
+                return runner.value_and_grad(bound)
+            if self.executables == 2:
+                return runner.value_and_grad_in_two(bound)
+            if not any(self.cut.traced.options.donated):
+                self._binder.keep("step", bound, runner.ready("step"))
             return runner.value_and_grad(bound)
-        if self.executables == 2:
-            return runner.value_and_grad_in_two(bound)
-        if not any(self.cut.traced.options.donated):
-            self._binder.keep("step", bound, runner.ready("step"))
-        return runner.value_and_grad(bound)
 
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
         """Return the function's output and a pullback, from a cotangent of the output to the gradients in `argnums`.

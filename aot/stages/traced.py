@@ -31,8 +31,10 @@ from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.split import Strategy
+from jointcut.wrappers.boundary import bounded_class
 
 
+@bounded_class()
 @dataclass(frozen=True, repr=False)
 class Traced(Trace):
     """A function traced for one signature into a joint forward and backward program, ready to be cut.

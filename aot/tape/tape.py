@@ -40,11 +40,13 @@ from jointcut.aot.update.step import refuse_sweeps
 from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.program.jax import abstract, eager
 from jointcut.wrappers.arguments.paths import tree_paths
+from jointcut.wrappers.boundary import bounded_class
 from jointcut.wrappers.metadata.convention import is_real
 
 _RECORDS = Records()
 
 
+@bounded_class()
 class Taped:
     """A function that runs eagerly, and whose whole backward is captured and compiled once for each structure.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from jointcut import aot
 from jointcut.partition.errors import CallError
+from jointcut.wrappers.arguments import given_up
 
 
 def params():
@@ -166,6 +169,9 @@ def given_up_by_update():
     return given
 
 
+LINE = f"{__file__}:{inspect.getsourcelines(given_up_by_update)[1] + 2}"
+
+
 LATER = {
     "call": lambda f, p: f(p, BATCH),
     "value_and_grad": lambda f, p: f.value_and_grad(p, BATCH),
@@ -182,11 +188,46 @@ def test_an_array_that_was_given_up_is_named_with_what_happened_and_the_cure(lat
         with pytest.raises(CallError) as error:
             later(function, given_up_by_update())
         assert str(error.value) == (
-            "args[0]['b'] holds nothing any more: its memory was given up to an earlier call, which donates that "
-            "argument.\nPass what that call returned in its place, as value_and_update returns new params and state, "
-            "or give it a copy: jax.tree.map(jnp.copy, ...)."
+            f"args[0]['b'] holds nothing any more: its memory was given up to the call of loss at {LINE}, which "
+            "donates that argument.\nPass what that call returned in its place, as value_and_update returns new params "
+            "and state, or give it a copy: jax.tree.map(jnp.copy, ...)."
         )
         later(function, params())
+
+
+def test_lines_that_give_up_arrays_are_named_where_the_call_keeps_no_account():
+    function, before = aot.function(loss), params()
+    for _ in range(3):  # the third takes the quick way
+        after = function.value_and_update(before, params(), BATCH, update=step)[1]
+        before, last = after, before
+    with pytest.raises(CallError) as error:
+        function(last, BATCH)
+    line = inspect.getsourcelines(test_lines_that_give_up_arrays_are_named_where_the_call_keeps_no_account)[1] + 3
+    said, cure = str(error.value).split("\n")
+    assert said.startswith(
+        "args[0]['b'] holds nothing any more: its memory was given up to an earlier call, which donates that argument. "
+        "Such calls here: "
+    )
+    assert f"loss at {__file__}:{line}" in said and cure.startswith("Pass what that call returned in its place")
+
+
+def test_an_array_that_others_gave_up_is_not_laid_to_a_call_of_ours(monkeypatch):
+    monkeypatch.setattr(given_up, "_PLACES", {})
+    w = jnp.ones(3)
+    jax.jit(lambda w: w + 1, donate_argnums=0)(w)
+    with pytest.raises(CallError) as error:
+        aot.function(lambda w: jnp.sum(w)).grad(w)
+    what = "args[0] holds nothing any more: its memory was given up to an earlier call, which donates that argument."
+    assert str(error.value).split("\n")[0] == what
+
+
+def test_an_update_says_once_that_it_gives_up_its_arrays(caplog):
+    caplog.set_level("INFO", "jointcut")
+    function = aot.function(loss)
+    for _ in range(3):
+        function.value_and_update(params(), params(), BATCH, update=step)
+    told = [record.getMessage() for record in caplog.records if "gives up" in record.getMessage()]
+    assert told == ["loss: value_and_update gives up the arrays of params and state: use those that it returns"]
 
 
 def test_a_pullback_says_that_an_argument_of_its_call_was_given_up():

@@ -1,15 +1,20 @@
-"""Small things that people meet daily: what a print shows, and functions whose call runs nothing."""
+"""Small things that people meet daily: what a print shows, tracebacks, and functions whose call runs nothing."""
 
 from __future__ import annotations
 
 import re
+import traceback
 from functools import partial
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jointcut import aot
+from jointcut.aot.stages import tracing
 from jointcut.partition.errors import TraceError
+from jointcut.wrappers.boundary import NOTE
 
 W, X = jnp.ones((3, 3)), jnp.ones((2, 3))
 
@@ -49,3 +54,125 @@ def test_a_function_whose_call_runs_nothing_is_refused_by_name(decorator, functi
             decorator(given)
         line = function.__code__.co_firstlineno
         assert str(caught.value) == f"{function.__name__} at {__file__}:{line} {text}"
+
+
+# ---------------------------------------------------------------------------------------- as jitted functions have them
+
+
+def test_lower_has_the_text_and_the_executables_of_the_step_and_compiles_nothing_before():
+    function = aot.function(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2))
+    lowered = function.lower(W, X)
+    assert repr(lowered) == "<Lowered <lambda>: 1 program>" and not lowered.cut.jits.compile_ms
+    assert lowered.as_text().count("stablehlo.dot_general") == 2 and "module @jit_" in lowered.as_text()
+    assert lowered.as_text("hlo").startswith("HloModule jit_")
+    np.testing.assert_array_equal(lowered.compile().value_and_grad(W, X)[1], function.grad(W, X))
+    two = lowered.cut.lower(executables=2)
+    assert [text.count("module @jit_") for text in (two.as_text(), lowered.as_text())] == [2, 1]
+    assert two.compile().executables == 2 and two.programs[0].as_text() in two.as_text()
+
+
+def gradient(gradients, state, params):
+    return gradients, state
+
+
+def test_programs_are_made_again_after_clear_cache():
+    scale = [1.0]
+    function = aot.function(lambda w: scale[0] * jnp.sum(w**2))
+    ways = [
+        function,
+        function.grad,
+        lambda w: jax.grad(function)(w),
+        lambda w: function.value_and_update(w, (), update=gradient)[1],
+    ]
+    ones, doubled = ([np.asarray(way(jnp.ones(3))).sum() for way in ways] for _ in range(2))
+    assert ones == doubled == [3.0, 6.0, 6.0, 6.0]
+    scale[0] = 2.0
+    assert [np.asarray(way(jnp.ones(3))).sum() for way in ways] == ones
+    function.clear_cache()
+    assert [np.asarray(way(jnp.ones(3))).sum() for way in ways] == [6.0, 12.0, 12.0, 12.0]
+
+
+class Model:
+    @aot.function(argnums=1)
+    def loss(self, w):
+        return jnp.sum(w**2)
+
+
+jax.tree_util.register_static(Model)
+
+
+def test_a_method_is_lowered_and_cleared_like_a_function():
+    assert Model().loss.lower(W).as_text() == Model.loss.lower(Model(), W).as_text()
+    Model().loss.clear_cache()
+
+
+# ---------------------------------------------------------------------------------------- tracebacks
+
+
+def fails(w):
+    return inner(w) * missing_factor(w)
+
+
+def inner(w):
+    return jnp.sum(w)
+
+
+def missing_factor(w):
+    return jnp.ones(w.shape[0] + 1) * w
+
+
+CALLS = {
+    "call": lambda f: f(W),
+    "value_and_grad": lambda f: f.value_and_grad(W),
+    "grad": lambda f: f.grad(W),
+    "vjp": lambda f: f.vjp(W),
+    "update": lambda f: f.value_and_update(W, (), update=lambda g, s, p: (p, s)),
+    "trace": lambda f: f.trace(W),
+    "lower": lambda f: f.lower(W),
+    "in jit": lambda f: jax.jit(f)(W),
+    "in grad": lambda f: jax.grad(f)(W),
+    "explain": lambda f: aot.explain(fails, W),
+    "tape": lambda f: aot.tape(fails)(W),
+    "loop": lambda f: aot.fori_loop(0, 3, lambda i, w: fails(w), W),
+}
+
+
+def files(error):
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_traceback_leads_from_the_users_call_to_the_users_line(call, monkeypatch):
+    with pytest.raises(ValueError, match="Incompatible shapes") as caught:
+        call(aot.function(fails))
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert {frame.filename for frame in frames} == {__file__} and caught.value.__notes__.count(NOTE) == 1
+    assert [frame.name for frame in frames][-2:] == ["fails", "missing_factor"] and len(frames) <= 5
+    monkeypatch.setenv("JOINTCUT_TRACEBACK", "full")
+    with pytest.raises(ValueError, match="Incompatible shapes") as caught:
+        call(aot.function(fails))
+    assert set(files(caught.value)) - {__file__} and NOTE not in caught.value.__notes__
+
+
+def test_all_frames_are_kept_where_jax_keeps_its_own():
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        with pytest.raises(ValueError, match="Incompatible shapes") as caught:
+            aot.function(fails).grad(W)
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+    assert len(files(caught.value)) > 20
+
+
+def test_errors_of_ours_end_at_the_users_line_and_have_no_note():
+    with pytest.raises(TraceError) as caught:
+        aot.function(lambda n: n * 2).grad(3)
+    assert files(caught.value) == [__file__] and not hasattr(caught.value, "__notes__")
+
+
+def test_a_fault_of_ours_keeps_all_frames(monkeypatch):
+    monkeypatch.setattr(tracing, "wrapped_for", None)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable") as caught:
+        aot.function(fails).trace(W)
+    assert files(caught.value)[-1] == tracing.__file__

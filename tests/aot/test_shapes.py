@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import export, lax
 
-from jointcut.aot.call.function import function
+from jointcut.aot.call.decorator import function
 from jointcut.aot.options.options import Options, validated
 from jointcut.aot.stages.symbolic import symbolic_cut
 from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope, shapes

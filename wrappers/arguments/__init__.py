@@ -13,5 +13,6 @@ Files, in reading order:
     objects: Take writable objects apart into arrays, and write the new arrays back.
     originals: Refuse a function that writes to a copy of an object, or write its changes back.
     containers: Find array-like objects and the arrays that belong to them.
+    given_up: Remember which call gave up an array, and refuse a later call that is given it.
     tree: Flatten one call, and build it again.
 """

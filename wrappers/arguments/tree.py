@@ -342,23 +342,6 @@ def is_array_like(leaf: Any) -> bool:
     return is_reference(aval) or hasattr(aval, "shape")
 
 
-def is_given_up(leaf: Any) -> bool:
-    """Whether a leaf is an array that was donated to a call, and whose memory is gone."""
-    return isinstance(leaf, jax.Array) and not is_tracer(leaf) and leaf.is_deleted()
-
-
-def refuse_given_up(bound: Bound) -> None:
-    """Raise `CallError` for a call with an array that was donated to an earlier call."""
-    for path, leaf in zip(bound.paths(), bound.leaves, strict=True):
-        if is_given_up(leaf):
-            what = "holds nothing any more: its memory was given up to an earlier call, which donates that argument."
-            cure = (
-                "Pass what that call returned in its place, as value_and_update returns new params and state, or give "
-                "it a copy: jax.tree.map(jnp.copy, ...)."
-            )
-            raise CallError(message(path, what, cure))
-
-
 def struct(leaf: Any) -> Any:
     """Return the type that a program is lowered for: shape, dtype, weak type, and the sharding of a placed array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -16,8 +16,9 @@ from typing import Any
 import jax
 
 from jointcut.aot.call import under_transform
+from jointcut.aot.call.decorator import function
 from jointcut.aot.call.doctor.subject import Subject
-from jointcut.aot.call.function import Function, function
+from jointcut.aot.call.function import Function
 from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import name_of
 from jointcut.aot.planning.weighing import Answer
