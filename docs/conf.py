@@ -11,7 +11,6 @@ author = copyright = "The jointcut authors"
 version = release = installed_version("jointcut")
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.viewcode", "myst_nb", "docstrings", "formulas", "navigation"]
-exclude_patterns = ["README.md"]  # which the first page includes
 default_role = "py:obj"  # a name in backticks is a link where there is something to link to
 
 autodoc_member_order = "bysource"

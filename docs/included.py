@@ -15,8 +15,9 @@ from pathlib import Path
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
 # Files of the repository, and the pages that show them.
 _PAGES = {
-    "README.md": "index.md",
+    "README.md": "overview.md",
     "CHANGELOG.md": "changelog.md",
+    "docs/tasks.py": "api/index.rst",
     "notebooks": "notebooks/index.md",
     "notebooks/README.md": "notebooks/index.md",
 }
@@ -29,7 +30,7 @@ def include(root: Path, stage: Path) -> None:
     found, guides = sorted((root / "notebooks").glob("*.ipynb")), sorted((root / "docs").glob("*.md"))
     pages = _PAGES | {f"notebooks/{path.name}": f"notebooks/{path.name}" for path in found}
     pages |= {f"docs/{path.name}": path.name for path in guides}
-    by_hand = {"README.md": "README.md", "CHANGELOG.md": "changelog.md"}
+    by_hand = {"README.md": "overview.md", "CHANGELOG.md": "changelog.md"}
     for name, page in (by_hand | {f"docs/{path.name}": path.name for path in guides}).items():
         text = _fitted((root / name).read_text("utf-8"), posixpath.dirname(name), root, stage, pages, "")
         (stage / page).write_text(text, "utf-8")

@@ -38,13 +38,17 @@ NO_CASE_FOR: list[tuple[str, str, str]] = [
         "test_docs.py",
         """
         a_name_in_a_docstring_is_a_link_to_what_it_names
-        a_public_name_stands_on_the_page_of_its_folder_with_all_that_belongs_to_it
+        a_public_name_stands_on_one_page_of_the_reference_with_all_that_belongs_to_it
+        each_answer_opens_with_what_to_do
         every_error_stands_on_the_page_of_errors
-        every_file_stands_in_the_order_of_reading_with_its_sentence_and_a_page
+        every_file_stands_in_the_order_of_reading_with_its_sentence
         every_link_within_the_site_leads_somewhere
         no_page_tells_of_the_machine_that_built_it
+        the_first_page_of_the_reference_names_each_in_a_line
         the_help_of_every_command_stands_in_the_site_as_it_is_printed
         the_site_asks_nothing_of_a_network
+        the_site_has_a_page_for_each_task_and_none_for_each_file
+        the_start_page_has_a_door_for_each_question_with_a_sentence
         """,
     ),
     (

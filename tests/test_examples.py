@@ -31,8 +31,16 @@ sys.exit("\\n".join(complaints) or 0)
 """
 
 
+#: Pages without code of Python, each with the reason.
+READ = {
+    "figures": "the commands that measure are its code, and its figures come from what they stored",
+    "index": "its doors are links, which `test_docs.py` follows",
+    "layout": "it lists folders",
+}
+
+
 def test_every_page_has_code_but_those_that_are_read():
-    assert {page.stem for page in PAGES} - {example.page.stem for example in EXAMPLES} == {"figures", "index", "layout"}
+    assert {page.stem for page in PAGES} - {example.page.stem for example in EXAMPLES} == set(READ)
     assert len({example.name for example in EXAMPLES}) == len(EXAMPLES)
     assert len(ON_SEVERAL_DEVICES) == 2
 
@@ -102,3 +110,11 @@ def test_every_command_of_the_pages_is_there():
         modules = re.findall(r"python -m (benchmarks[\w.]*)", text)
         modules += [f"benchmarks.{suite}" for suite in re.findall(r"SUITE=(\w+)", text)]
         assert [name for name in modules if find_spec(name) is None] == []
+
+
+def test_every_file_that_a_page_names_is_there():
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        named = re.findall(r"`((?:tests|benchmarks|partition|aot|wrappers|docs|notebooks)/[\w/.]+)`", text)
+        lost = [name for name in named if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()]
+        assert lost == [], page.name

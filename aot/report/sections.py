@@ -8,7 +8,7 @@ from typing import Any
 
 from jointcut.aot.options.limits import limit
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow, by_line
-from jointcut.aot.report.tried import MOST_SECONDS, Tried
+from jointcut.aot.report.tried import MOST_SECONDS, WORTH_IT, Tried
 from jointcut.partition.drawing.picture import JSON, file_and_line, reason, shared, short, times
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.plans.loops_told import in_segments
@@ -144,12 +144,15 @@ def again(rows: Sequence[AgainRow]) -> JSON:
 def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
     """Return the cost of less memory than `peak_bytes`, this plan's peak; `tried` are the budgets that were tried."""
     cells = []
+    known = tried is not None and tried.has_least
     for r in rows:
         bound = within(r, peak_bytes), r.share
         if r.peak_bytes is None:
             cells.append([bound, ("none was found", 0), ("", 0), ("", 0), "", "", ""])
             continue
-        peak = f"{human_bytes(r.peak_bytes)} ({r.peak_bytes / peak_bytes - 1:+.0%})".replace("-", "−"), r.peak_bytes
+        least = ", the least" if known and r is rows[-1] else ""
+        text = f"{human_bytes(r.peak_bytes)} ({r.peak_bytes / peak_bytes - 1:+.0%}){least}"
+        peak = text.replace("-", "−"), r.peak_bytes
         time, change = (extra_time(r), r.extra_seconds), (saved_change(r), r.kept_bytes - r.freed_bytes)
         cells.append([bound, peak, time, change, _arrays(r.freed), _arrays(r.kept), _work(r)])
     lead = [
@@ -173,6 +176,8 @@ def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
         lines.append(f'Each budget was tried and holds: aot.function(budget="{first}")')
     if any(row.extra_seconds < 0 for row in rows):
         lines.append("Try what is faster by the model: the default goes by fixed rates, these times by this machine's")
+    if rows and tried.has_least:
+        lines.append(f"The last takes the least that is found, to {1 - WORTH_IT:.0%}")
     if tried.refused:
         lines.append(f"No plan was found for {tried.refused}")
     if tried.hopeless:

@@ -7,7 +7,7 @@ this budget later, the search is not repeated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jointcut.aot.options.limits import Budget
@@ -26,7 +26,7 @@ MOST_SECONDS = 60.0
 _HOPELESS = 1.05
 
 #: The least peak is searched for if it is expected below this share of the smallest known peak.
-_WORTH_IT = 0.95
+WORTH_IT = 0.95
 
 _FIGURES = 3  # significant digits of a budget
 
@@ -48,13 +48,15 @@ class Met:
 class Tried:
     """The budgets that were met, and the first other budget: `refused` by the search, or `hopeless` and not tried.
 
-    `in_time` is False if trying ended after `MOST_SECONDS`.
+    `in_time` is False if trying ended after `MOST_SECONDS`. The last that was met takes the least that is found, to the
+    share `WORTH_IT`, if `has_least`.
     """
 
     met: tuple[Met, ...] = ()
     refused: str = ""
     hopeless: str = ""
     in_time: bool = True
+    has_least: bool = True
 
     @property
     def last(self) -> Met | None:
@@ -89,7 +91,7 @@ def try_budgets(
     for share in SHARES:
         budget, room = typed(share * peak_bytes), share * peak_bytes - fixed_bytes
         if seconds() > end:
-            return replace(tried, in_time=False)
+            return replace(tried, in_time=False, has_least=False)
         if least_bytes(tried.last) > _HOPELESS * room:
             tried = replace(tried, hopeless=budget)
             break
@@ -99,11 +101,17 @@ def try_budgets(
             break
         tried = replace(tried, met=(*(other for other in tried.met if other.plan.key != met.plan.key), met))
     smallest = peak_bytes if tried.last is None else tried.last.peak_bytes
-    if fixed_bytes + least_bytes(tried.last) > _WORTH_IT * smallest:
+    if fixed_bytes + least_bytes(tried.last) > WORTH_IT * smallest:
         return tried
     if seconds() > end:
-        return replace(tried, in_time=False)
-    return replace(tried, met=(*tried.met, *_least(partition, smallest)))
+        return replace(tried, in_time=False, has_least=False)
+    peak = _peak(partition(0.0))
+    if peak > WORTH_IT * smallest:
+        return tried
+    met = _met(0.0, typed(peak, up=True), partition)
+    if met is None or met.peak_bytes > WORTH_IT * smallest:
+        return replace(tried, has_least=False)
+    return replace(tried, met=(*tried.met, met))
 
 
 def _met(share: float, budget: str, partition: Callable[[Budget], Answer]) -> Met | None:
@@ -113,13 +121,6 @@ def _met(share: float, budget: str, partition: Callable[[Budget], Answer]) -> Me
     except BudgetError:
         return None
     return Met(share, budget, cut.plan, _peak(cut))
-
-
-def _least(partition: Callable[[Budget], Answer], below: int) -> Iterable[Met]:
-    """Return the least peak as a budget that holds, if it is clearly below a known peak."""
-    peak = _peak(partition(0.0))
-    met = _met(0.0, typed(peak, up=True), partition) if peak <= _WORTH_IT * below else None
-    return [] if met is None or met.peak_bytes > _WORTH_IT * below else [met]
 
 
 def _peak(cut: Answer) -> int:

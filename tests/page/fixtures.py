@@ -33,10 +33,10 @@ REASONS = (
 )
 
 
-def without_function(name: str) -> str:
-    """A place as it is told where there is little room: one of more than 40 letters without its function."""
+def without_folders(name: str) -> str:
+    """A place as a legend tells it, where no other reads the same."""
     place = PLACE.fullmatch(name)
-    return name if place is None or len(name) <= 40 else place[1] + place[2]
+    return name if place is None else place[2] + (place[3] or "")
 
 
 def page_data(*sections: Section) -> dict[str, Any]:

@@ -23,6 +23,17 @@ from page.graph_tab import (
 )
 
 MOST_AT_FIRST = 150
+#: Pixels that a text in the picture has at least on a screen of 1,400.
+LEGIBLE = 11
+TEXTS = """() => [...document.querySelectorAll('.graph text')].map(text =>
+  [text.textContent, text.getScreenCTM().a * parseFloat(getComputedStyle(text).fontSize)])"""
+FILLED = """() => {
+  const box = (one) => one.getBoundingClientRect();
+  const sides = [...document.querySelectorAll('.side-panel rect')].map(box);
+  const frame = box(document.querySelector('.graph-frame'));
+  const [left, right] = [Math.min(...sides.map(b => b.left)), Math.max(...sides.map(b => b.right))];
+  return { share: (right - left) / frame.width, within: frame.left <= left && right <= frame.right };
+}"""
 CORNERS = "e => { const b = e.getBBox(); return [b.x, b.y, b.x + b.width, b.y + b.height]; }"
 
 
@@ -51,6 +62,18 @@ def test_every_op_of_a_small_graph_has_a_box_on_its_side(opened, sections):
         assert tab.locator(f".box.op.{side}").count() == count
     assert tab.locator(".box.op.again").count() == nodes["role"].count("recomputed")
     assert tab.locator(".box.op").filter(has_text="recomputed").count() == nodes["role"].count("recomputed")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", sorted(graphs.SECTIONS))
+def test_on_a_screen_of_1400_pixels_each_text_can_be_read_without_zoom_and_the_frame_is_filled(
+    opened, sections, name, theme
+):
+    tab = opened(graphs.report(sections[name]), width=1400, theme=theme, **STILL)
+    small = [(text, size) for text, size in tab.evaluate(TEXTS) if size < LEGIBLE]
+    assert small == []
+    filled = tab.evaluate(FILLED)
+    assert filled["within"] and filled["share"] > 0.85
 
 
 def test_forward_stands_left_of_the_cut_and_backward_right_of_it(opened, sections):

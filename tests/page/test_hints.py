@@ -8,7 +8,7 @@ import pytest
 
 from jointcut.partition.figures import human_bytes, human_seconds
 from page import graphs
-from page.fixtures import PLACE, page_data, timeline, without_function
+from page.fixtures import page_data, timeline, without_folders
 from page.graph_tab import STILL, Section
 from page.report_tab import cells
 
@@ -22,9 +22,10 @@ PLACES = (
 )
 ENTRY = """entry => {
   const corners = one => { const b = one.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
-  const [name, end] = [entry.querySelector('.middle'), entry.querySelector('.middle-end')];
-  return { said: name.textContent, title: name.title, end: end.textContent, whole: end.scrollWidth <= end.offsetWidth,
-    entry: corners(entry), place: corners(end), figure: corners(entry.querySelector('.figure')) };
+  const name = entry.querySelector('.named');
+  return { said: name.innerText, title: name.title, cut: getComputedStyle(name).textOverflow !== 'clip'
+    || name.scrollWidth > name.clientWidth + 1 && getComputedStyle(name).overflow !== 'visible',
+    entry: corners(entry), name: corners(name), figure: corners(entry.querySelector('.figure')) };
 }"""
 
 
@@ -39,29 +40,41 @@ def of_places() -> Section:
 # ------------------------------------------------------------------------------------------------------ the timeline
 
 
-@pytest.mark.parametrize("width", [360, 700, 1200])
-def test_an_entry_of_the_legend_shows_its_file_and_line_whole_and_is_wholly_named_by_its_title(opened, width):
+def apart(told) -> bool:
+    """Whether name and figure of an entry lie within it, and not over each other."""
+    (left, _, right, _), (start, top, end, foot), figure = told["entry"], told["name"], told["figure"]
+    within = left <= start and end <= right and figure[2] <= right
+    return within and (end <= figure[0] or foot <= figure[1] or figure[3] <= top)
+
+
+@pytest.mark.parametrize("width", [360, 700, 1200, 1400])
+def test_an_entry_of_the_legend_shows_file_line_and_function_whole_and_its_title_has_the_folders(opened, width):
     tab = opened(page_data(of_places()), width=width)
     entries = tab.locator("#memory button.legend-entry")
     found = [entries.nth(place).evaluate(ENTRY) for place in range(entries.count())]
     for name, told in zip(PLACES, found, strict=True):
-        assert told["said"] == without_function(name)
-        assert told["title"] == name
-        assert told["end"] == PLACE.fullmatch(name)[2]
-        assert told["whole"]
-        (left, _, right, _), (start, top, end, foot), figure = told["entry"], told["place"], told["figure"]
-        assert left <= start and end <= right
-        assert end <= figure[0] or foot <= figure[1] or figure[3] <= top
+        assert told["said"] == without_folders(name) and not told["cut"]
+        assert told["title"] == (name if told["said"] != name else "")
+        assert apart(told)
     assert len({told["said"] for told in found}) == len(PLACES)
 
 
-def test_a_file_with_a_very_long_name_shows_its_end_and_its_line(opened):
+def test_places_that_read_the_same_without_folders_have_them(opened):
+    section = of_places()
+    twins = ("encoder/block.py:7 (f)", "decoder/block.py:7 (f)")
+    for group, name in zip(section["groupings"][0]["groups"], twins, strict=False):
+        group["name"] = name
+    said = cells(opened(page_data(section)), "#memory button.legend-entry .named")
+    assert said[:3] == [*twins, without_folders(PLACES[2])]
+
+
+def test_a_name_too_long_for_a_line_wraps(opened):
     section = of_places()
     name = f"folder/{'a_module_with_a_long_name_' * 3}.py:1204 (f)"
     section["groupings"][0]["groups"][0]["name"] = name
     told = opened(page_data(section), width=360).locator("#memory button.legend-entry").first.evaluate(ENTRY)
-    assert told["whole"] and told["place"][2] <= told["entry"][2]
-    assert told["end"].endswith(".py:1204") and told["title"] == name
+    assert apart(told) and not told["cut"]
+    assert told["said"].endswith(".py:1204 (f)") and told["title"] == name
 
 
 def test_the_tooltip_of_a_step_names_its_groups_as_the_legend_does(opened):
@@ -69,7 +82,7 @@ def test_the_tooltip_of_a_step_names_its_groups_as_the_legend_does(opened):
     tab.locator("#memory .cursor").focus()
     tab.keyboard.press("p")
     names = cells(tab, "#jointcut-tooltip .tooltip-name")[1:]
-    assert sorted(names) == sorted(cells(tab, "#memory button.legend-entry .middle"))
+    assert sorted(names) == sorted(cells(tab, "#memory button.legend-entry .named"))
 
 
 def test_above_the_legend_stands_the_operation_at_the_peak(opened):

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from jointcut.partition.figures import human_bytes
-from page.fixtures import LINES, STEPS, diff, page_data, pareto, table, timeline, without_function
+from page.fixtures import LINES, STEPS, diff, page_data, pareto, table, timeline, without_folders
 from page.graphs import toy
 
 
@@ -24,7 +24,7 @@ def spoken(section: dict, groups: list[dict], step: int) -> list[str]:
     told, side = section["steps"][step], "forward" if step < section["boundary"] else "backward"
     alive = sorted(groups, key=lambda group: -group["bytes"][step])
     figures = [
-        (without_function(group["name"]), human_bytes(group["bytes"][step]))
+        (without_folders(group["name"]), human_bytes(group["bytes"][step]))
         for group in alive
         if group["bytes"][step] > 0
     ]

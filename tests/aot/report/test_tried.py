@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jointcut import aot
 from jointcut.aot.options.limits import limit
 from jointcut.aot.report.lists import LessRow
-from jointcut.aot.report.sections import promises, within
+from jointcut.aot.report.sections import less, promises, within
 from jointcut.aot.report.tried import MOST_SECONDS, SHARES, Tried, try_budgets, typed
 from jointcut.partition.errors import BudgetError
 from jointcut.partition.prices.cost import Roofline
@@ -84,6 +84,17 @@ def test_each_plan_stands_once_at_the_least_budget_that_it_holds():
     assert plans.asked == ["90.0 MB", "80.0 MB", "60.0 MB", "40.0 MB"]  # the least found would hardly be less
 
 
+def test_a_least_peak_that_no_budget_gives_is_not_told_as_the_least():
+    class Shy(Plans):
+        def __call__(self, budget: Any) -> Any:
+            if budget == "45.7 MB":
+                raise BudgetError("none fits")
+            return super().__call__(budget)
+
+    found = tried(Shy(85_000_000, 58_000_000, 45_678_900), 20_000_000)
+    assert told(found)[-1] == ("60.0 MB", 58_000_000) and not found.has_least
+
+
 def test_below_a_budget_that_is_refused_the_least_is_looked_for_and_told_by_a_budget_that_holds():
     found = tried(Plans(85_000_000, 58_000_000, 45_678_900), 20_000_000)
     assert told(found)[-1] == ("45.7 MB", 45_678_900) and found.met[-1].share == 0.0
@@ -119,19 +130,25 @@ def test_a_typed_budget_is_rounded_down_or_up_by_less_than_a_hundredth(num_bytes
 # ------------------------------------------------------------------------------------ what is told
 
 ROW = LessRow(0.6, 58_000_000, "60.0 MB")
+HOLDS = 'Each budget was tried and holds: aot.function(budget="60.0 MB")'
 
 
 @pytest.mark.parametrize(
     ("rows", "found", "texts"),
     [
-        ([ROW], Tried(), ['Each budget was tried and holds: aot.function(budget="60.0 MB")']),
+        ([ROW], Tried(), [HOLDS, "The last takes the least that is found, to 5%"]),
         (
             [ROW],
             Tried(refused="40.0 MB"),
-            ['Each budget was tried and holds: aot.function(budget="60.0 MB")', "No plan was found for 40.0 MB"],
+            [HOLDS, "The last takes the least that is found, to 5%", "No plan was found for 40.0 MB"],
+        ),
+        (
+            [ROW],
+            Tried(in_time=False, has_least=False),
+            [HOLDS, "Trying ended after 60 s. budget=0.0 finds the least memory"],
         ),
         ([], Tried(hopeless="90.0 MB"), ["90.0 MB was not tried: every plan is expected to take more"]),
-        ([], Tried(in_time=False), ["Trying ended after 60 s. budget=0.0 finds the least memory"]),
+        ([], Tried(in_time=False, has_least=False), ["Trying ended after 60 s. budget=0.0 finds the least memory"]),
         (
             [ROW],
             None,
@@ -150,3 +167,16 @@ def test_a_row_names_its_budget_and_how_far_it_lies_below_the_peak():
     assert within(ROW, 100_000_000) == "60.0 MB (−40%)"
     assert within(LessRow(0.6, 58_000_000), 100_000_000) == "60.0 MB (−40%)"
     assert within(LessRow(0.0, 58_000_000), 100_000_000) == "the least"
+
+
+@pytest.mark.parametrize(
+    ("found", "peaks"),
+    [
+        (Tried(), ["80.0 MB (−20%)", "58.0 MB (−42%), the least"]),
+        (Tried(in_time=False, has_least=False), ["80.0 MB (−20%)", "58.0 MB (−42%)"]),
+        (None, ["80.0 MB (−20%)", "58.0 MB (−42%)"]),
+    ],
+)
+def test_the_last_row_of_the_page_is_marked_where_it_takes_the_least(found, peaks):
+    table = less([LessRow(0.8, 80_000_000, "80.0 MB"), ROW], 100_000_000, found)
+    assert [row[1] for row in table["rows"]] == peaks

@@ -152,38 +152,26 @@
   /** A place in a source: its folder, its file with the line, and its function. */
   const PLACE = /^(.*?)([^/\\]*:\d+)( \(.+\))?$/;
 
-  /** More letters than this, and a place is told without its function. */
-  const LONG = 40;
-
   /** The file and the line of a place, without folder and function; any other text unchanged. */
   J.line = (name) => PLACE.exec(name)?.[2] ?? name;
 
-  /** A text in three parts: one that gives way first, one that stands, and one that gives way last. */
-  function parts(text) {
-    const place = PLACE.exec(text);
-    const [, folder, file, rest] = place ?? [text, "", text, ""];
-    const letters = Array.from(file);
-    const most = place ? { whole: 26, end: 16 } : { whole: 0, end: letters.length > 24 ? 12 : 0 };
-    const start = letters.length > most.whole ? letters.length - most.end : 0;
-    return [folder + letters.slice(0, start).join(""), letters.slice(start).join(""), rest ?? ""];
-  }
+  /** A place without its folders; any other name unchanged. */
+  const brief = (name) => name.replace(PLACE, "$2$3");
 
   /**
-   * A name that the style sheet shortens where it does not fit. Of a place the folder goes first, then the function,
-   * and never the end of the file with the line; a long one has no function. Of other texts the last letters stand.
+   * A name that wraps where it does not fit, and is never cut. A place has no folders where none of `names` reads the
+   * same without; the title then has them.
    */
-  J.middle = (name) => {
-    const text = Array.from(name).length > LONG ? name.replace(PLACE, "$1$2") : name;
-    const [start, end, rest] = parts(text);
-    return J.element("span", { class: "middle", title: end || text !== name ? name : null },
-      start && J.element("span", { class: "middle-start" }, start),
-      end && J.element("span", { class: "middle-end" }, end),
-      rest && J.element("span", { class: "middle-rest" }, rest));
+  J.named = (name, names = []) => {
+    const own = brief(name);
+    const alike = names.some((other) => other !== name && brief(other) === own);
+    const text = alike ? name : own;
+    return J.element("span", { class: "named", title: text === name ? null : name }, text);
   };
 
   /** The content of one entry of a legend: its sign, its name, and a figure, below the name where there is no room. */
-  J.legendEntry = (sign, name, figure) =>
-    [sign, J.element("span", { class: "legend-text" }, J.middle(name), J.element("span", { class: "figure" }, figure))];
+  J.legendEntry = (sign, name, figure, names) => [sign, J.element("span", { class: "legend-text" },
+    J.named(name, names), J.element("span", { class: "figure" }, figure))];
 
   /** Whether two rectangles `{x, y, width, height}` touch. */
   J.meet = (a, b) =>
@@ -335,7 +323,8 @@
       ...lines.filter(Boolean).map((line) => J.element("span", { class: "tooltip-line" }, line)),
       rows.length > 0 && J.element("span", { class: "tooltip-rows" }, rows.map((row) => [
         J.element("span", { class: "swatch", style: row.fill ? `background: ${row.fill}` : "visibility: hidden" }),
-        J.element("span", { class: row.strong ? "tooltip-name strong" : "tooltip-name" }, J.middle(row.name)),
+        J.element("span", { class: row.strong ? "tooltip-name strong" : "tooltip-name" },
+          J.named(row.name, rows.map(({ name }) => name))),
         J.element("span", { class: row.strong ? "figure strong" : "figure" }, row.value)])),
     ].filter(Boolean),
   };

@@ -258,7 +258,7 @@
       J.svg("line", { class: name, x1: 0, x2: 20, y1: 10, y2: 10 }));
 
   /** One entry of the legend: its sign, its name, its bytes. */
-  const entry = (sign, name, bytes) => J.legendEntry(sign, name, J.bytes(bytes));
+  const entry = (sign, name, bytes, names) => J.legendEntry(sign, name, J.bytes(bytes), names);
 
   /**
    * The legend. Hover or focus brings a group forward, a press keeps it so.
@@ -267,6 +267,7 @@
    */
   function legend(section, groups, highlight) {
     let kept = null;
+    const names = groups.map(({ name }) => name);
     const buttons = groups.map((group, index) => {
       const key = J.hue(groups, index);
       const bytes = group.bytes[section.peak.step];
@@ -282,7 +283,7 @@
       const leave = () => highlight(kept);
       return J.element("button", { type: "button", class: "legend-entry", "aria-pressed": "false",
         "aria-label": `${group.name}, ${J.bytes(bytes)} at the peak`, onclick: press, onpointerenter: show,
-        onfocus: show, onpointerleave: leave, onblur: leave }, entry(sign, group.name, bytes));
+        onfocus: show, onpointerleave: leave, onblur: leave }, entry(sign, group.name, bytes, names));
     });
     const still = (name, line) =>
       J.element("div", { class: "legend-entry" }, entry(stroke(name), line.name, line.bytes));

@@ -95,7 +95,7 @@
     const text = J.bytes(bytes) + (values.length > 1 ? `, ${values.length} values` : "");
     return J.svg("g", { class: "handle", role: "button", tabindex: "-1", "aria-label": label, "data-id": key,
       "data-bytes": bytes, "data-count": values.length, transform: `translate(0 ${y})` },
-      J.svg("rect", { class: "plate", x: -11, y: -9, width: J.width(text, 11) + 28, height: 18, rx: 9 }),
+      J.svg("rect", { class: "plate", x: -11, y: -9, width: J.width(text, 12) + 28, height: 18, rx: 9 }),
       J.svg("path", { class: "handle-shape", d: "M0 -5.5L5.5 0L0 5.5L-5.5 0Z" }),
       words("handle-label", 10, 4, text, { "aria-hidden": "true" }));
   };

@@ -13,9 +13,11 @@
 
   /** Room around the picture, and above it for the headings. */
   const MARGIN = { side: 18, top: 74, bottom: 64 };
-  /** The scales that zooming may reach; the least at which the picture is first shown, and that on a narrow screen. */
-  const SCALE = { least: 0.05, most: 3, legible: 0.6, glance: 0.36 };
-  const TALL = { least: 300, most: 960 };
+  /** The scales that zooming may reach; those of the first view at least and at most, and at least on narrow screens. */
+  const SCALE = { least: 0.05, most: 3, legible: 0.92, large: 1.2, glance: 0.36 };
+  /** The height of the frame, and the width from which on it has room for a legible picture. */
+  const TALL = { least: 300, most: 1200 };
+  const WIDE = 900;
   const LARGEST = 10;
   const ARROWS = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] };
 
@@ -138,27 +140,33 @@
       return { x: left, y: -MARGIN.top, width: right - left, height: forward.h + MARGIN.top + MARGIN.bottom };
     }
 
-    /** The least scale for the first view: legible, or where that is too wide for the screen, what fits. */
-    legible() {
-      return Math.min(SCALE.legible, Math.max(SCALE.glance, this.width / this.bounds().width));
+    /** The scale of the first view: it fills the frame from side to side, and is legible where there is room for that. */
+    filling() {
+      const least = this.width < WIDE ? SCALE.glance : SCALE.legible;
+      return Math.max(least, Math.min(SCALE.large, this.width / this.bounds().width));
+    }
+
+    /** The room for a side, so that both are legible beside each other. */
+    room() {
+      const width = Math.max(this.width ?? 0, WIDE) / SCALE.legible;
+      return J.graphRoom(width - 2 * MARGIN.side);
     }
 
     /** Give the frame the height that the picture needs, within bounds, and show it as at first. */
     resize(width) {
       this.width = width;
       if (this.touched) return;
-      const bounds = this.bounds();
-      const wanted = bounds.height * Math.max(this.legible(), Math.min(1, width / bounds.width));
+      if (this.room() !== this.drawn) this.draw();
+      const wanted = this.bounds().height * this.filling();
       this.height = Math.round(Math.max(TALL.least, Math.min(TALL.most, wanted)));
       this.svg.style.height = `${this.height}px`;
       this.first();
     }
 
-    /** Show the whole where that is legible, else its beginning around the cut. */
+    /** Show the picture from side to side, its beginning where it is too tall, and around the cut where too wide. */
     first() {
       const bounds = this.bounds();
-      const whole = Math.min(1, this.width / bounds.width, this.height / bounds.height);
-      const scale = Math.max(this.legible(), whole);
+      const scale = this.filling();
       const wide = scale * bounds.width <= this.width + 1;
       const x = this.width / 2 - scale * (wide ? bounds.x + bounds.width / 2 : 0);
       const free = Math.max(0, this.height - scale * bounds.height) / 2;
@@ -187,7 +195,8 @@
     draw() {
       const focused = this.svg.contains(document.activeElement) ? document.activeElement.dataset.id : null;
       J.tooltip.hide();
-      this.layout = J.graphLayout(this.model, this.cache);
+      this.drawn = this.room();
+      this.layout = J.graphLayout(this.model, this.cache, this.drawn);
       this.items = new Map();
       this.lines = this.layout.edges.map((edge) => J.graphEdge(edge, this.id));
       const boxes = [...this.layout.boxes.values()];

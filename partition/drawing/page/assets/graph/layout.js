@@ -12,18 +12,21 @@
   const J = (globalThis.jointcut ??= {});
 
   /** Sizes in pixels at a scale of one. */
-  const SIZE = { box: 28, head: 38, pad: 14, row: 20, wrapped: 10, column: 14, widest: 560, title: 190, side: 300 };
+  const SIZE = { box: 28, head: 38, pad: 14, row: 20, wrapped: 10, column: 14, title: 190, side: 300 };
   /** Inside of a box: before and after the text, the sign that it opens, and between name and note. */
   Object.assign(SIZE, { edge: 12, sign: 16, word: 10, least: 56 });
   J.graphSize = SIZE;
-  /** Half of the room between the sides. */
-  const APART = 145;
+  /** Half of the room between the sides, and the room that the children of a box have at least. */
+  const APART = 130;
+  const LEAST = 240;
+  /** The room of a side whose both sides and the cut are to be so wide. */
+  J.graphRoom = (width) => Math.max(SIZE.side, Math.min(760, width / 2 - APART));
   /** How much taller the sides may become for the sake of level curves. */
   const STRETCH = 1.3;
   /** An edge over more rows than this goes by the lane at the outer side of its frame, if its ends are tied anyway. */
   const NEAR = 3;
   const TITLE = { size: 13, weight: 600 };
-  const NOTE = { size: 11.5, weight: 400 };
+  const NOTE = { size: 12, weight: 400 };
 
   /**
    * @typedef {Object} Placed a box in its place
@@ -48,17 +51,32 @@
     return { title, note, titleWidth, sign, wide, width: Math.ceil(Math.max(SIZE.least, wide + 2 * SIZE.edge)) };
   }
 
-  /** Rows of boxes of one rank, wrapped where they are too wide; x is from the middle of the row. */
-  function wrap(kids, places, middle) {
+  /** Put boxes of one row where they want to be, as far as they are apart and stay within the room. */
+  function spread(row, room) {
+    let left = -room / 2;
+    for (const kid of row) {
+      kid.across = Math.max(kid.across, left + kid.w / 2);
+      left = kid.across + kid.w / 2 + SIZE.column;
+    }
+    let right = room / 2;
+    for (const kid of row.toReversed()) {
+      kid.across = Math.min(kid.across, right - kid.w / 2);
+      right = kid.across - kid.w / 2 - SIZE.column;
+    }
+  }
+
+  /** Rows of boxes of one rank, wrapped where they are wider than the room; `across` is from the middle of the row. */
+  function wrap(kids, wish, room) {
     const width = (row) => row.reduce((sum, kid) => sum + kid.w + SIZE.column, -SIZE.column);
-    const sorted = [...kids].sort((a, b) => places.get(a).x - places.get(b).x);
-    if (width(sorted) <= SIZE.widest) {
-      for (const kid of sorted) kid.across = places.get(kid).x - middle;
+    const sorted = [...kids].sort((a, b) => wish(a) - wish(b));
+    if (width(sorted) <= room) {
+      for (const kid of sorted) kid.across = wish(kid);
+      spread(sorted, room);
       return [{ kids: sorted }];
     }
     const rows = [[]];
     for (const kid of sorted) {
-      if (rows.at(-1).length > 0 && width([...rows.at(-1), kid]) > SIZE.widest) rows.push([]);
+      if (rows.at(-1).length > 0 && width([...rows.at(-1), kid]) > room) rows.push([]);
       rows.at(-1).push(kid);
     }
     return rows.map((row) => {
@@ -105,20 +123,20 @@
   }
 
   /** Where the edges between children bend: beside the ranks they pass, and half way between two; null for the lane. */
-  function bends(links, points, ranks, shift) {
+  function bends(links, points, ranks, across) {
     const found = new Map();
     links.forEach(({ from, to }, index) => {
       const route = points[index]?.map(({ x, y }) => {
         const beside = ranks.find((rank) => Math.abs(rank.level - y) < 1);
-        return { x: x - shift, beside, above: ranks.findLast((rank) => rank.level < y) };
+        return { x: across(x), beside, above: ranks.findLast((rank) => rank.level < y) };
       }) ?? null;
       found.set(`${from.id} ${to.id}`, route);
     });
     return found;
   }
 
-  /** Arrange the children of an open box in rows; widths are final after this, heights are not. */
-  function arrange(node, model, cache) {
+  /** Arrange the children of an open box in rows of its room; widths are final after this, heights are not. */
+  function arrange(node, model, cache, room) {
     const links = [...(model.siblings.get(node.box)?.values() ?? [])];
     const key = node.kids.map((kid) => `${kid.box.id}:${kid.w}`).join(" ");
     const known = cache.get(node.box.id);
@@ -128,9 +146,11 @@
     const levels = [...new Set([...places.values()].map(({ y }) => Math.round(y)))].sort((a, b) => a - b);
     const xs = node.kids.map((kid) => places.get(kid).x);
     const middle = xs.reduce((sum, x) => sum + x, 0) / Math.max(1, xs.length);
+    const widest = 2 * Math.max(1, ...node.kids.map((kid) => Math.abs(places.get(kid).x - middle) + kid.w / 2));
+    const squeezed = (x) => (x - middle) * Math.min(1, room / widest);
     const ranks = levels.map((level) => {
       const kids = node.kids.filter((kid) => Math.round(places.get(kid).y) === level);
-      return { level, rows: wrap(kids, places, middle) };
+      return { level, rows: wrap(kids, (kid) => squeezed(places.get(kid).x), room) };
     });
     const left = Math.min(0, ...node.kids.map((kid) => kid.across - kid.w / 2));
     const right = Math.max(0, ...node.kids.map((kid) => kid.across + kid.w / 2));
@@ -138,18 +158,19 @@
     const shift = width / 2 - (left + right) / 2;
     for (const kid of node.kids) kid.across += shift;
     Object.assign(node, { ranks, rows: ranks.flatMap((rank) => rank.rows), w: width });
-    node.routes = bends(links, points, ranks, middle - shift);
+    node.routes = bends(links, points, ranks, (x) => squeezed(x) + shift);
     ranks.forEach((rank) => rank.rows.forEach((row, index) => (row.gap = index ? SIZE.wrapped : SIZE.row)));
   }
 
-  /** A box with its size, and with its children arranged where it is open. */
-  function grow(box, model, cache) {
+  /** A box with its size, and with its children arranged where it is open, as far as it can in the room for them. */
+  function grow(box, model, cache, room) {
     const open = model.isOpen(box);
     const label = labelOf(box);
     const node = { box, open, label, w: label.width, h: SIZE.box, kids: [] };
     if (!open) return node;
-    node.kids = box.children.map((child) => grow(child, model, cache));
-    arrange(node, model, cache);
+    const inner = Math.max(LEAST, room - 2 * SIZE.pad);
+    node.kids = box.children.map((child) => grow(child, model, cache, inner));
+    arrange(node, model, cache, inner);
     stack([node], []);
     return node;
   }
@@ -259,11 +280,12 @@
    *
    * @param {Object} model made by `J.graphModel`
    * @param {Map} cache of dagre's answers, kept between calls
+   * @param {number} room that each side should not exceed, in pixels at a scale of one
    * @returns {{boxes: Map<Object, Placed>, edges: Array<Object>, handles: Array<Object>, sides: Object}} `sides` are
    *   the rectangles of forward and backward; edges and handles have a `path`, handles a height `y` at x = 0 too
    */
-  J.graphLayout = (model, cache) => {
-    const [forward, backward] = ["forward", "backward"].map((side) => grow(model.roots[side], model, cache));
+  J.graphLayout = (model, cache, room) => {
+    const [forward, backward] = ["forward", "backward"].map((side) => grow(model.roots[side], model, cache, room));
     const roots = { forward, backward };
     level(forward, backward, model);
     const boxes = new Map();
