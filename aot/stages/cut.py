@@ -21,7 +21,6 @@ from jointcut.aot.planning.request import storing
 from jointcut.aot.planning.weighing import Answer
 from jointcut.aot.report.gradient_error import CheckedForms, checked_forms
 from jointcut.aot.report.report import Report
-from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.bound import Binder
 from jointcut.aot.run.compile import Cost, Memory, Timings
 from jointcut.aot.run.jits import Jits
@@ -89,7 +88,7 @@ class Cut(Answer):
     @property
     def metadata(self) -> ViewAndMutationMeta:
         """`Traced.metadata` with the residuals that the backward may overwrite."""
-        return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self.made.own))
+        return replace(self.traced.metadata, bw_donated_idxs=self.made.donated)
 
     @property
     def signature(self) -> GraphSignature:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from jointcut.aot.trace.data import Trace
 from jointcut.wrappers.arguments import objects
+from jointcut.wrappers.metadata.convention import is_real
 from jointcut.wrappers.metadata.schemas import InputAliasInfo, MutationType
 from jointcut.wrappers.metadata.signatures import BackwardSignature, GraphSignature
 
@@ -20,7 +21,7 @@ def graph_signature(traced: Trace, num_constants: int | None = None) -> GraphSig
 
     The first `num_constants` inputs are constants; the default is the number of the joint program.
     """
-    metadata, bound = traced.metadata, traced.bound
+    metadata, bound = traced.analysed, traced.bound
     start = metadata.num_constants if num_constants is None else num_constants
     infos, kinds = metadata.input_info, input_kinds(traced)
     named = [(f"primals_{i + 1}", info) for i, info in enumerate(metadata.constant_info) if info.is_reference]
@@ -63,7 +64,7 @@ def input_kinds(traced: Trace) -> list[str]:
             return "buffer"
         return "parameter" if i in chosen and info.requires_grad else "user_input"
 
-    return [kind(i, info) for i, info in enumerate(traced.metadata.input_info)]
+    return [kind(i, info) for i, info in enumerate(traced.analysed.input_info)]
 
 
 def _first_path(named: Sequence[tuple[str, InputAliasInfo]]) -> dict[str, str]:
@@ -75,15 +76,17 @@ def _first_path(named: Sequence[tuple[str, InputAliasInfo]]) -> dict[str, str]:
 
 
 def _backward(traced: Trace, kinds: Sequence[str]) -> BackwardSignature:
-    infos = traced.metadata.input_info
+    infos = traced.analysed.input_info
     chosen = {i for i, kind in enumerate(kinds) if kind == "parameter"}
     word = "updated" if traced.program.is_updated else "gradient"
     gradients = {f"{word}_{n + 1}": i for n, i in enumerate(traced.owners)}
     carrying = [i for i, on in enumerate(traced.program.carries) if on]
+    aval = traced.program.results.avals[carrying[0]] if len(carrying) == 1 else None
+    is_loss = aval is not None and aval.shape == () and is_real(aval.dtype)
     return BackwardSignature(
         gradients_to_parameters={name: infos[i].path for name, i in gradients.items() if i in chosen},
         gradients_to_user_inputs={name: infos[i].path for name, i in gradients.items() if i not in chosen},
-        loss_output=f"output_{carrying[0] + 1}" if len(carrying) == 1 else "",
+        loss_output=f"output_{carrying[0] + 1}" if is_loss else "",
         parts=_parts(gradients),
         are_updated=traced.program.is_updated,
     )
