@@ -38,7 +38,7 @@ from jointcut.partition.search.best import STRATEGIES, best
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.tree import Statics
 from jointcut.wrappers.record import Record
-from jointcut.wrappers.wrapper import CompilerWrapper
+from jointcut.wrappers.wrapper import CompilerWrapper, JointPass
 
 #: The strategy used when none is requested.
 DEFAULT = "best"
@@ -75,8 +75,9 @@ class Options(Record):
         filter: which arrays of the differentiated arguments are differentiated: a predicate on arrays
             (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that is a prefix
             of the argument; a tuple of trees if `argnums` is a tuple. The gradient of any other array is None.
-        wrappers: the user's wrappers. Those with `pre_compile` go `around` the function, those with `pre_lower` are
-            `passes` over the halves; one wrapper may be both.
+        wrappers: the user's wrappers. Those with `pre_compile` go `around` the function, those with `before_cut` are
+            `rewrites` of the joint program, and those with `pre_lower` are `passes` over the halves; one wrapper may be
+            all of them.
         derivatives: the choice at singular points: `"jax"`, `"finite"`, `"pytorch"`, or a record of `aot.conventions`.
         check: `"nonfinite"`, or None: whether every call looks at its results, and raises if one is not finite.
         policy: the demands on single values: a dict from keys to `aot.MUST_SAVE` and the like, or a
@@ -110,7 +111,7 @@ class Options(Record):
     plan: Plan | str | None = None
     cache: str | os.PathLike[str] | bool | None = None
     filter: Any = None
-    wrappers: Sequence[CompilerWrapper | HalfPass] = ()
+    wrappers: Sequence[CompilerWrapper | JointPass | HalfPass] = ()
     derivatives: str | Conventions = "jax"
     check: str | None = None
     policy: GivenPolicy | Policy | None = None
@@ -153,6 +154,11 @@ class Options(Record):
     def around(self) -> tuple[Any, ...]:
         """The user's wrappers of the function, outermost first."""
         return tuple(w for w in self.wrappers if hasattr(w, "pre_compile"))
+
+    @property
+    def rewrites(self) -> tuple[Any, ...]:
+        """The user's passes over the joint program, in order."""
+        return tuple(w for w in self.wrappers if hasattr(w, "before_cut"))
 
     @property
     def passes(self) -> tuple[Any, ...]:
@@ -262,9 +268,10 @@ def _refuse_no_wrappers(wrappers: Any) -> None:
     """Raise `TraceError` if one of the user's wrappers lacks the methods of a wrapper."""
     for i, wrapper in enumerate(_tuple(wrappers)):
         wraps = hasattr(wrapper, "pre_compile") and hasattr(wrapper, "post_compile")
-        if not wraps and not hasattr(wrapper, "pre_lower"):
-            what = f"is a {type(wrapper).__name__}, which has neither pre_compile and post_compile nor pre_lower."
-            cure = "Give objects with the methods of jointcut.wrappers.CompilerWrapper or jointcut.partition.HalfPass."
+        if not wraps and not hasattr(wrapper, "pre_lower") and not hasattr(wrapper, "before_cut"):
+            name = type(wrapper).__name__
+            what = f"is a {name}, which has neither pre_compile and post_compile nor before_cut nor pre_lower."
+            cure = "Give a jointcut.wrappers.CompilerWrapper or JointPass, or a jointcut.partition.HalfPass."
             raise TraceError(message(f"wrappers[{i}]", what, cure))
         if isinstance(wrapper, type):
             what, cure = f"is the class {wrapper.__name__}.", f"Give an object of it, {wrapper.__name__}()."

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.export.export import export, known_platforms, platforms_for
-from jointcut.aot.export.pair import Pair
+from jointcut.aot.export.pair import Pair, residuals_of
 from jointcut.aot.options.target import refuse_to_run
 from jointcut.aot.planning.budgets.attempts import Attempt
 from jointcut.aot.planning.budgets.inexact import one
@@ -33,6 +33,7 @@ from jointcut.aot.stages.gather import gather, measured
 from jointcut.aot.stages.gradient import Gradient, gradient
 from jointcut.aot.stages.watched import watched
 from jointcut.aot.trace.data import Trace
+from jointcut.aot.trace.signature import described
 from jointcut.partition.drawing.displays import graph_page
 from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import CallError, message
@@ -41,6 +42,7 @@ from jointcut.partition.lower.emit import Residual
 from jointcut.partition.lower.listing import Schedule
 from jointcut.partition.prices.flops import jaxpr_flops
 from jointcut.wrappers.arguments.tree import Bound, Statics
+from jointcut.wrappers.metadata.descriptors import Descriptors
 from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
 
@@ -94,6 +96,14 @@ class Cut(Answer):
     def signature(self) -> GraphSignature:
         """The names and positions of the halves' inputs and outputs."""
         return self.made.signature
+
+    @cached_property
+    def descriptors(self) -> Descriptors:
+        """The arrays of the halves, one by one: inputs, outputs, residuals, cotangents and gradients; `print` it."""
+        if not self.traced.program.is_train:
+            return described(self.traced)
+        kept = residuals_of(self.made, self.split.halves, self.traced.consts)
+        return replace(described(self.traced), residuals=kept)
 
     @cached_property
     def gradient(self) -> Gradient:
