@@ -67,6 +67,20 @@ def applied(wrappers: Sequence[CompilerWrapper], target: Target) -> Callable[...
     return call
 
 
+def refuse_no_wrappers(wrappers: Sequence[Any]) -> None:
+    """Raise `TraceError` if one of the user's wrappers lacks the methods of a wrapper."""
+    for i, wrapper in enumerate(wrappers):
+        wraps = hasattr(wrapper, "pre_compile") and hasattr(wrapper, "post_compile")
+        if not wraps and not hasattr(wrapper, "before_cut") and not hasattr(wrapper, "pre_lower"):
+            name = type(wrapper).__name__
+            what = f"is a {name}, which has neither pre_compile and post_compile nor before_cut nor pre_lower."
+            cure = "Give a jointcut.wrappers.CompilerWrapper or JointPass, or a jointcut.partition.HalfPass."
+            raise TraceError(message(f"wrappers[{i}]", what, cure))
+        if isinstance(wrapper, type):
+            what, cure = f"is the class {wrapper.__name__}.", f"Give an object of it, {wrapper.__name__}()."
+            raise TraceError(message(f"wrappers[{i}]", what, cure))
+
+
 def rewritten(wrapper: JointPass, joint: Any, descriptors: Descriptors) -> Any:
     """Return the joint program as a user's wrapper rewrites it.
 

@@ -356,8 +356,7 @@ def function(
             of the argument (a tuple of trees if `argnums` is a tuple). Other arrays have the gradient None.
         wrappers: your own steps of the compilation, outermost first, for every way of calling. One with `pre_compile`
             and `post_compile` (`jointcut.wrappers.CompilerWrapper`) wraps the function of flat arrays, one with
-            `before_cut` (`jointcut.wrappers.JointPass`) rewrites the joint program that the plan is made for, one with
-            `pre_lower` (`jointcut.partition.HalfPass`) each half. They run while the function is traced.
+            `before_cut` (`JointPass`) rewrites the joint program, one with `pre_lower` (`partition.HalfPass`) a half.
         derivatives: which derivative is taken where a function has none, or several: `"jax"`; `"finite"`, which has a
             finite one where JAX gives NaN; `"pytorch"`, which also follows PyTorch where both are finite and differ; or
             `aot.conventions(...)`, which lists all cases. With `"finite"` gradients that were finite keep their bits,

@@ -38,6 +38,7 @@ from jointcut.partition.search.best import STRATEGIES, best
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.tree import Statics
 from jointcut.wrappers.record import Record
+from jointcut.wrappers.stack import refuse_no_wrappers
 from jointcut.wrappers.wrapper import CompilerWrapper, JointPass
 
 #: The strategy used when none is requested.
@@ -202,7 +203,7 @@ def validated(function: Any, options: Options) -> Options:
     _check(options)
     check_error(options)
     wanted_plan(options)
-    _refuse_no_wrappers(options.wrappers)
+    refuse_no_wrappers(_tuple(options.wrappers))
     return replace(
         options,
         argnums=argnums,
@@ -262,20 +263,6 @@ def check_error(options: Options) -> None:
     if beside:
         what = "are given together, and both change what is saved."
         raise TraceError(message(f"error and {beside[0]}", what, "Give one; Cut.check_forms measures aot.SAVE_AS."))
-
-
-def _refuse_no_wrappers(wrappers: Any) -> None:
-    """Raise `TraceError` if one of the user's wrappers lacks the methods of a wrapper."""
-    for i, wrapper in enumerate(_tuple(wrappers)):
-        wraps = hasattr(wrapper, "pre_compile") and hasattr(wrapper, "post_compile")
-        if not wraps and not hasattr(wrapper, "pre_lower") and not hasattr(wrapper, "before_cut"):
-            name = type(wrapper).__name__
-            what = f"is a {name}, which has neither pre_compile and post_compile nor before_cut nor pre_lower."
-            cure = "Give a jointcut.wrappers.CompilerWrapper or JointPass, or a jointcut.partition.HalfPass."
-            raise TraceError(message(f"wrappers[{i}]", what, cure))
-        if isinstance(wrapper, type):
-            what, cure = f"is the class {wrapper.__name__}.", f"Give an object of it, {wrapper.__name__}()."
-            raise TraceError(message(f"wrappers[{i}]", what, cure))
 
 
 def is_measured(options: Options) -> bool:
