@@ -13,11 +13,14 @@ from typing import Any
 import jax
 
 from jointcut.partition.errors import TraceError, message
+from jointcut.partition.program.jax import jaxprs
 from jointcut.wrappers.arguments import objects
 from jointcut.wrappers.arguments.paths import tree_paths
-from jointcut.wrappers.wrapper import CompilerWrapper, Target
+from jointcut.wrappers.metadata.descriptors import Descriptors
+from jointcut.wrappers.wrapper import CompilerWrapper, JointPass, Target
 
 _CURE = "Return what the function that pre_compile was given returns for the same arrays."
+_JOINT_CURE = "Return a closed jaxpr with the inputs and outputs of the joint program that it is given, in their order."
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,42 @@ def applied(wrappers: Sequence[CompilerWrapper], target: Target) -> Callable[...
     for wrapper, seen, simpler in reversed(steps):
         call = seen.compared(wrapper, wrapper.post_compile(call, simpler))
     return call
+
+
+def refuse_no_wrappers(wrappers: Sequence[Any]) -> None:
+    """Raise `TraceError` if one of the user's wrappers lacks the methods of a wrapper."""
+    for i, wrapper in enumerate(wrappers):
+        wraps = hasattr(wrapper, "pre_compile") and hasattr(wrapper, "post_compile")
+        if not wraps and not hasattr(wrapper, "before_cut") and not hasattr(wrapper, "pre_lower"):
+            name = type(wrapper).__name__
+            what = f"is a {name}, which has neither pre_compile and post_compile nor before_cut nor pre_lower."
+            cure = "Give a jointcut.wrappers.CompilerWrapper or JointPass, or a jointcut.partition.HalfPass."
+            raise TraceError(message(f"wrappers[{i}]", what, cure))
+        if isinstance(wrapper, type):
+            what, cure = f"is the class {wrapper.__name__}.", f"Give an object of it, {wrapper.__name__}()."
+            raise TraceError(message(f"wrappers[{i}]", what, cure))
+
+
+def rewritten(wrapper: JointPass, joint: Any, descriptors: Descriptors) -> Any:
+    """Return the joint program as a user's wrapper rewrites it.
+
+    Raises `TraceError` if it does not return a jaxpr with the same inputs and outputs.
+    """
+    where, made = f"before_cut of {type(wrapper).__name__}", wrapper.before_cut(joint, descriptors)
+    if not isinstance(made, jaxprs.ClosedJaxpr | jaxprs.Jaxpr):
+        raise TraceError(message(where, f"returned a {type(made).__name__}, not a jaxpr.", _JOINT_CURE))
+    (given, _), (jaxpr, _) = jaxprs.opened(joint), jaxprs.opened(made)
+    inputs, outputs = (*descriptors.inputs, *descriptors.tangents), (*descriptors.outputs, *descriptors.gradients)
+    ends = (inputs, given.invars, jaxpr.invars), (outputs, given.outvars, jaxpr.outvars)
+    if any(len(old) != len(new) for _, old, new in ends):
+        (takes, gives), (took, gave) = ([len(end[i]) for end in ends] for i in (2, 1))
+        what = f"returned a program of {takes} inputs and {gives} outputs, and was given one of {took} and {gave}."
+        raise TraceError(message(where, what, _JOINT_CURE))
+    for name, old, new in ((d.name, o, n) for end in ends for d, o, n in zip(*end, strict=True)):
+        old, new = (v.aval.str_short().lstrip("~") for v in (old, new))  # a weak type is no other type
+        if old != new:
+            raise TraceError(message(where, f"returned a program whose {name} is {new}, not {old}.", _JOINT_CURE))
+    return made
 
 
 class _Seen:

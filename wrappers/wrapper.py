@@ -9,6 +9,9 @@ original function. The names come from PyTorch's `CompilerWrapper`.
 Users pass their own wrappers as `aot.function(wrappers=(...))`. Their calls take flat arrays, and both steps run while
 the function is traced. By the law above, the simpler function in its wrapper behaves like the function itself, so it
 can be differentiated, exported and cached like any other.
+
+A wrapper with `before_cut` is given the joint program of forward and backward instead, and may rewrite it before the
+plan is made: what it puts there is planned, weighed, cached and exported.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jointcut.wrappers.metadata.convention import Convention
+from jointcut.wrappers.metadata.descriptors import Descriptors
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,22 @@ class CompilerWrapper(Protocol):
 
     def post_compile(self, call: Callable[..., Any], target: Target) -> Callable[..., Any]:
         """Return a call in the original convention; `call` has the convention of `target`, from `pre_compile`."""
+        ...
+
+
+class JointPass(Protocol):
+    """A rewrite of the joint program, before it is cut.
+
+    The joint program is the jaxpr `(inputs, tangents) -> (outputs, gradients)`, without constants. A pass may replace
+    ops by others, or let the backward read other values: those that the cut then keeps.
+    """
+
+    def before_cut(self, joint: Any, descriptors: Descriptors) -> Any:
+        """Return a closed jaxpr with the inputs and outputs of `joint`, which `descriptors` name one by one.
+
+        The arrays that it closes over become inputs. What needs no tangent belongs to the forward, so that the plan
+        may keep it; effects stay as they are.
+        """
         ...
 
 

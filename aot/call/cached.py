@@ -102,7 +102,7 @@ class CachedCalls:
             key = self._key(request, WithoutRules(source.closed))
             return self._stored(key, request, source) or self._compiled_call(key, request, source)
         key = None
-        if not foreign_rules(source.closed):
+        if not foreign_rules(source.closed) and not self.options.rewrites:
             with suppress(IdentityError):  # such as the policy of a jax.checkpoint, which differentiation resolves
                 key = self._key(request, source.closed)
         if key is not None and (runner := self._stored(key, request, source)):

@@ -30,7 +30,7 @@ from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.boundary import bounded
-from jointcut.wrappers.wrapper import CompilerWrapper
+from jointcut.wrappers.wrapper import CompilerWrapper, JointPass
 
 
 @bounded
@@ -51,7 +51,7 @@ def function(
     plan: Plan | str | None = None,
     cache: str | os.PathLike[str] | bool | None = None,
     filter: Any = None,
-    wrappers: Sequence[CompilerWrapper | HalfPass] = (),
+    wrappers: Sequence[CompilerWrapper | JointPass | HalfPass] = (),
     derivatives: str | Conventions = "jax",
     check: str | None = None,
     policy: GivenPolicy | None = None,
@@ -97,7 +97,7 @@ def function(
             of the argument (a tuple of trees if `argnums` is a tuple). Other arrays have the gradient None.
         wrappers: your own steps of the compilation, outermost first, for every way of calling. One with `pre_compile`
             and `post_compile` (`jointcut.wrappers.CompilerWrapper`) wraps the function of flat arrays, one with
-            `pre_lower` (`jointcut.partition.HalfPass`) rewrites each half. They run while the function is traced.
+            `before_cut` (`JointPass`) rewrites the joint program, one with `pre_lower` (`partition.HalfPass`) a half.
         derivatives: which derivative is taken where a function has none, or several: `"jax"`; `"finite"`, which has a
             finite one where JAX gives NaN; `"pytorch"`, which also follows PyTorch where both are finite and differ; or
             `aot.conventions(...)`, which lists all cases. With `"finite"` gradients that were finite keep their bits,

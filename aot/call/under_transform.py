@@ -22,8 +22,9 @@ from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, for_one_example
 from jointcut.aot.trace.formulas.rewrite import with_formulas
-from jointcut.aot.trace.joint import joint
+from jointcut.aot.trace.joint import joint, rewritten
 from jointcut.aot.trace.primal import Primal, primal
+from jointcut.aot.trace.signature import described_inside
 from jointcut.partition.program.jax import abstract, jaxprs, processes, runtime
 from jointcut.partition.tiles.layouts import Layout
 from jointcut.wrappers.arguments.tree import Bound
@@ -101,6 +102,7 @@ class CallsInside:
             with explained(self._name, self._function):
                 flat = functools.partial(runtime.evaluate, closed)
                 program = joint(flat, structs, False, mask, paths, conventions=self._options.conventions)
+                program = rewritten(program, self._options.rewrites, described_inside)
                 layout = Layout.among([*program.consts, *(v.aval for v in jaxprs.opened(closed)[0].invars)])
                 program = replace(program, layout=layout)
             split = answered(Request(self._name, program, self._options)).split

@@ -6,7 +6,6 @@ artefact with a changed file; it runs any other artefact without the source of t
 
 Files, in reading order:
 
-    descriptors: Describe every array that enters or leaves an exported pair.
     contract: Describe in JSON how an exported pair is called.
     result_tree: Check that the tree of a result still has the outputs of a contract, as its classes may have changed.
     guide: Write the README of an artefact: how to run an exported pair.

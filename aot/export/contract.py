@@ -16,7 +16,8 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.export.descriptors import (
+from jointcut.partition.errors import ArtefactError, RecordError, message
+from jointcut.wrappers.metadata.descriptors import (
     CURE,
     GradientOutput,
     Input,
@@ -27,7 +28,6 @@ from jointcut.aot.export.descriptors import (
     plain_tree,
     read_all,
 )
-from jointcut.partition.errors import ArtefactError, RecordError, message
 from jointcut.wrappers.metadata.signatures import GraphSignature
 from jointcut.wrappers.record import Record
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from jointcut.aot.export import artefact, guide, result_tree
 from jointcut.aot.export.contract import Contract
-from jointcut.aot.export.descriptors import Size
 from jointcut.aot.export.exported import CONSTANTS
 from jointcut.aot.export.pair import Pair
 from jointcut.aot.options.target import Target
@@ -33,6 +32,7 @@ from jointcut.partition.errors import ArtefactError, choices, message
 from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects, user_source
 from jointcut.wrappers.arguments.tree import struct
 from jointcut.wrappers.built_in.autograd import JITTED
+from jointcut.wrappers.metadata.descriptors import Size
 
 #: The platforms by default, by `jax.export`'s names.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

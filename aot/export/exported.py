@@ -17,10 +17,10 @@ import numpy as np
 
 from jointcut.aot.export.artefact import Artefact
 from jointcut.aot.export.contract import Contract
-from jointcut.aot.export.descriptors import CURE, Described, Input, size_of
 from jointcut.aot.export.pair import versions
 from jointcut.partition.errors import ArtefactError, CallError, message
 from jointcut.partition.program.jax import abstract
+from jointcut.wrappers.metadata.descriptors import CURE, Described, Input, size_of
 from jointcut.wrappers.record import key_implementation
 
 Arrays = Sequence[Described | None]

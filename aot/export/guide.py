@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jointcut.aot.export.contract import Contract
-from jointcut.aot.export.descriptors import Described
 from jointcut.partition.figures import counted
+from jointcut.wrappers.metadata.descriptors import Described
 
 _SHOWN = 12  # the most arrays listed of a kind; signature.json lists all
 

@@ -26,10 +26,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from jointcut.aot.export import artefact
 from jointcut.aot.export.contract import Contract, StaticArgument
-from jointcut.aot.export.descriptors import BOXED, Described, Input, fits, same_sizes
 from jointcut.aot.export.exported import CONSTANTS, constants, program
 from jointcut.aot.export.new_states import GivenCall
-from jointcut.aot.export.pair import argument_keys
 from jointcut.aot.export.result_tree import check
 from jointcut.aot.options.options import Options
 from jointcut.aot.progress.progress import Stage
@@ -37,6 +35,7 @@ from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.bound import KEPT_SIGNATURES
 from jointcut.aot.run.runner import Programs, Runner
 from jointcut.aot.trace.primal import Results
+from jointcut.aot.trace.signature import argument_keys
 from jointcut.aot.trace.trees import Call, dense
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
@@ -47,6 +46,7 @@ from jointcut.wrappers.arguments.tree import Bound, Statics, bind
 from jointcut.wrappers.boundary import bounded, bounded_class
 from jointcut.wrappers.built_in.zeros import filled
 from jointcut.wrappers.metadata.convention import is_inexact, slot
+from jointcut.wrappers.metadata.descriptors import BOXED, Described, Input, fits, same_sizes
 from jointcut.wrappers.record import read_dtype
 from jointcut.wrappers.table import Table
 

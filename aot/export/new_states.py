@@ -10,10 +10,10 @@ from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jointcut.aot.export.descriptors import Size
 from jointcut.partition.errors import CallError, message
 from jointcut.wrappers.arguments import objects
 from jointcut.wrappers.arguments.tree import Bound
+from jointcut.wrappers.metadata.descriptors import Size
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import jax
 from jax.tree_util import tree_flatten_with_path
 
 from jointcut.aot.export.contract import Contract
-from jointcut.aot.export.descriptors import CURE, plain_keys
 from jointcut.partition.errors import ArtefactError, message
+from jointcut.wrappers.metadata.descriptors import CURE, plain_keys
 
 
 def check(contract: Contract, where: str) -> None:

@@ -38,7 +38,8 @@ from jointcut.partition.search.best import STRATEGIES, best
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.tree import Statics
 from jointcut.wrappers.record import Record
-from jointcut.wrappers.wrapper import CompilerWrapper
+from jointcut.wrappers.stack import refuse_no_wrappers
+from jointcut.wrappers.wrapper import CompilerWrapper, JointPass
 
 #: The strategy used when none is requested.
 DEFAULT = "best"
@@ -75,8 +76,9 @@ class Options(Record):
         filter: which arrays of the differentiated arguments are differentiated: a predicate on arrays
             (`equinox.is_inexact_array`), a class that holds them (`nnx.Param`), or a tree of booleans that is a prefix
             of the argument; a tuple of trees if `argnums` is a tuple. The gradient of any other array is None.
-        wrappers: the user's wrappers. Those with `pre_compile` go `around` the function, those with `pre_lower` are
-            `passes` over the halves; one wrapper may be both.
+        wrappers: the user's wrappers. Those with `pre_compile` go `around` the function, those with `before_cut` are
+            `rewrites` of the joint program, and those with `pre_lower` are `passes` over the halves; one wrapper may be
+            all of them.
         derivatives: the choice at singular points: `"jax"`, `"finite"`, `"pytorch"`, or a record of `aot.conventions`.
         check: `"nonfinite"`, or None: whether every call looks at its results, and raises if one is not finite.
         policy: the demands on single values: a dict from keys to `aot.MUST_SAVE` and the like, or a
@@ -110,7 +112,7 @@ class Options(Record):
     plan: Plan | str | None = None
     cache: str | os.PathLike[str] | bool | None = None
     filter: Any = None
-    wrappers: Sequence[CompilerWrapper | HalfPass] = ()
+    wrappers: Sequence[CompilerWrapper | JointPass | HalfPass] = ()
     derivatives: str | Conventions = "jax"
     check: str | None = None
     policy: GivenPolicy | Policy | None = None
@@ -155,6 +157,11 @@ class Options(Record):
         return tuple(w for w in self.wrappers if hasattr(w, "pre_compile"))
 
     @property
+    def rewrites(self) -> tuple[Any, ...]:
+        """The user's passes over the joint program, in order."""
+        return tuple(w for w in self.wrappers if hasattr(w, "before_cut"))
+
+    @property
     def passes(self) -> tuple[Any, ...]:
         """The user's passes over the halves, in order."""
         return tuple(w for w in self.wrappers if hasattr(w, "pre_lower"))
@@ -196,7 +203,7 @@ def validated(function: Any, options: Options) -> Options:
     _check(options)
     check_error(options)
     wanted_plan(options)
-    _refuse_no_wrappers(options.wrappers)
+    refuse_no_wrappers(_tuple(options.wrappers))
     return replace(
         options,
         argnums=argnums,
@@ -256,19 +263,6 @@ def check_error(options: Options) -> None:
     if beside:
         what = "are given together, and both change what is saved."
         raise TraceError(message(f"error and {beside[0]}", what, "Give one; Cut.check_forms measures aot.SAVE_AS."))
-
-
-def _refuse_no_wrappers(wrappers: Any) -> None:
-    """Raise `TraceError` if one of the user's wrappers lacks the methods of a wrapper."""
-    for i, wrapper in enumerate(_tuple(wrappers)):
-        wraps = hasattr(wrapper, "pre_compile") and hasattr(wrapper, "post_compile")
-        if not wraps and not hasattr(wrapper, "pre_lower"):
-            what = f"is a {type(wrapper).__name__}, which has neither pre_compile and post_compile nor pre_lower."
-            cure = "Give objects with the methods of jointcut.wrappers.CompilerWrapper or jointcut.partition.HalfPass."
-            raise TraceError(message(f"wrappers[{i}]", what, cure))
-        if isinstance(wrapper, type):
-            what, cure = f"is the class {wrapper.__name__}.", f"Give an object of it, {wrapper.__name__}()."
-            raise TraceError(message(f"wrappers[{i}]", what, cure))
 
 
 def is_measured(options: Options) -> bool:

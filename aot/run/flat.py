@@ -98,8 +98,13 @@ def executables(jits: Jits) -> Programs:
 # ------------------------------------------------------------------------------------------------------ what to jit
 
 
-def of_cut(run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits], Sequence[Any]]) -> Jits:
-    """Return a cut's programs; `structs` are the forward's input types, `residual_structs` the backward's."""
+def of_cut(
+    run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits], Sequence[Any]], overwritten: tuple[int, ...]
+) -> Jits:
+    """Return a cut's programs; `structs` are the forward's input types, `residual_structs` the backward's.
+
+    The backward may take the memory of the residuals at the positions `overwritten`.
+    """
     call = run.call
     keep, start = call.options.keep_unused, len(structs) - len(call.entering)
 
@@ -120,7 +125,7 @@ def of_cut(run: Open, structs: Sequence[Any], residual_structs: Callable[[Jits],
     jitted = {
         "step": jit(step, keep_unused=keep, donate_argnums=donated(call, start)),
         "forward": jit(forward, keep_unused=keep),
-        "backward": last(donate_argnums=compiling.donated(run.halves)),
+        "backward": last(donate_argnums=overwritten),
         "keeping backward": last(),
     }
     known = dict.fromkeys(("step", "forward"), lambda: structs)

@@ -8,7 +8,7 @@ from typing import Any
 from jointcut.aot.hooks.spilling import is_spilled
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.again import differentiated_again
-from jointcut.aot.run.compile import Memory, ProgramMemory
+from jointcut.aot.run.compile import Memory, ProgramMemory, donated
 from jointcut.aot.run.flat import Open, executables, in_a_trace, jitted, of_cut
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.runner import Programs, Runner
@@ -72,7 +72,8 @@ class Runnable:
     @property
     def jits(self) -> Jits:
         """The programs of both halves, each jitted and compiled at most once."""
-        return self._made.of("jits", lambda: of_cut(self._open(self.own), self.trace.structs, self._residual_structs))
+        how = self._open(self.own), self.trace.structs, self._residual_structs
+        return self._made.of("jits", lambda: of_cut(*how, self.donated))
 
     @property
     def signature(self) -> GraphSignature:
@@ -90,6 +91,11 @@ class Runnable:
     def own(self) -> Halves:
         """The halves of programs of ours, outside of all transformations."""
         return self._made.of("own", lambda: self.split.underived)
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The positions of residuals whose buffers the backward may overwrite: `bw_donated_idxs` of the metadata."""
+        return donated(self.own)
 
     @property
     def is_apart(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.export.export import export, known_platforms, platforms_for
-from jointcut.aot.export.pair import Pair
+from jointcut.aot.export.pair import Pair, residuals_of
 from jointcut.aot.options.target import refuse_to_run
 from jointcut.aot.planning.budgets.attempts import Attempt
 from jointcut.aot.planning.budgets.inexact import one
@@ -21,7 +21,6 @@ from jointcut.aot.planning.request import storing
 from jointcut.aot.planning.weighing import Answer
 from jointcut.aot.report.gradient_error import CheckedForms, checked_forms
 from jointcut.aot.report.report import Report
-from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.bound import Binder
 from jointcut.aot.run.compile import Cost, Memory, Timings
 from jointcut.aot.run.jits import Jits
@@ -35,6 +34,7 @@ from jointcut.aot.stages.gather import gather, measured
 from jointcut.aot.stages.gradient import Gradient, gradient
 from jointcut.aot.stages.watched import watched
 from jointcut.aot.trace.data import Trace
+from jointcut.aot.trace.signature import described
 from jointcut.partition.drawing.displays import graph_page
 from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.errors import CallError, message
@@ -44,6 +44,7 @@ from jointcut.partition.lower.listing import Schedule
 from jointcut.partition.prices.flops import jaxpr_flops
 from jointcut.wrappers.arguments.tree import Bound, Statics
 from jointcut.wrappers.boundary import BOUNDARY, bounded_class
+from jointcut.wrappers.metadata.descriptors import Descriptors
 from jointcut.wrappers.metadata.schemas import ViewAndMutationMeta
 from jointcut.wrappers.metadata.signatures import GraphSignature
 
@@ -92,12 +93,20 @@ class Cut(Answer):
     @property
     def metadata(self) -> ViewAndMutationMeta:
         """`Traced.metadata` with the residuals that the backward may overwrite."""
-        return replace(self.traced.metadata, bw_donated_idxs=compiling.donated(self.made.own))
+        return replace(self.traced.metadata, bw_donated_idxs=self.made.donated)
 
     @property
     def signature(self) -> GraphSignature:
         """The names and positions of the halves' inputs and outputs."""
         return self.made.signature
+
+    @cached_property
+    def descriptors(self) -> Descriptors:
+        """The arrays of the halves, one by one: inputs, outputs, residuals, cotangents and gradients; `print` it."""
+        if not self.traced.program.is_train:
+            return described(self.traced)
+        kept = residuals_of(self.made, self.split.halves, self.traced.consts)
+        return replace(described(self.traced), residuals=kept)
 
     @cached_property
     def gradient(self) -> Gradient:

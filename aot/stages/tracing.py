@@ -20,7 +20,8 @@ from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, unique_paths
 from jointcut.aot.trace.differentiated import differentiated
-from jointcut.aot.trace.joint import joint
+from jointcut.aot.trace.joint import joint, rewritten
+from jointcut.aot.trace.signature import described
 from jointcut.aot.trace.sparse_gradients import with_rows
 from jointcut.partition.errors import TargetError, TraceError, choices, message
 from jointcut.partition.program.jax import jaxprs, runtime
@@ -60,7 +61,12 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
                 program = with_rows(program, tables(bound, wanted, options))
         now.ends(lambda: f"traced in {now}, {len(jaxprs.opened(program.closed)[0].eqns)} equations")
     examples = bound if options.error is not None and is_at_hand(bound) else None
-    return Traced(name, options, shapes, inputs, wrapped, program, wanted, 1e3 * now.seconds, examples)
+    traced = Traced(name, options, shapes, inputs, wrapped, program, wanted, 1e3 * now.seconds, examples)
+    if not options.rewrites:
+        return traced
+    with runtime.paused_collection():
+        program = rewritten(program, options.rewrites, lambda joint: described(replace(traced, program=joint)))
+    return replace(traced, program=program)
 
 
 def with_target(options: Options, bound: Bound) -> Options:

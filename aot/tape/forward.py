@@ -70,7 +70,7 @@ class Flattened:
 
     def positions(self, root: str) -> str:
         """Return the path of the first leaf in an array-like object that has no place, such as indices, or nothing."""
-        inside = containers.inside(self.tree)
+        inside = containers.placed(self.tree).inside
         return next((path for i, (path, _, place) in enumerate(self.named(root)) if place is None and i in inside), "")
 
     def gradients(self, flat: Sequence[Any]) -> Any:
@@ -161,7 +161,8 @@ def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> 
     whole = jax.tree.unflatten(tree, range(len(leaves)))
     in_modules = frozenset(fixed.inside_modules(whole))
     owned = map(jax.tree.leaves, filter(is_owned, jax.tree.leaves(whole, is_leaf=is_owned)))
-    held = in_modules.union(containers.inside(tree), *owned)
+    described = containers.placed(tree)
+    held = in_modules.union(described.inside, *owned)
     places: list[int | None] = []
     for i, (at, leaf) in enumerate(zip(tree_paths(path, tree), leaves, strict=True)):
         if is_array_like(leaf) and is_inexact(jax.typeof(leaf).dtype):
@@ -173,7 +174,7 @@ def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> 
             raise TraceError(message(at, what, "Leave its argument out of argnums, convert it, or use vjp."))
         else:
             places.append(None)
-    kept = containers.kept_structure(tree) if must_differ else frozenset[int]()
+    kept = described.kept if must_differ else frozenset[int]()
     return Flattened(tree, tuple(leaves), tuple(places), in_modules, kept)
 
 

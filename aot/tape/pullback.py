@@ -27,7 +27,7 @@ from jointcut.aot.update.updates import Updates
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program.jax import abstract
-from jointcut.wrappers.built_in.guards import fitting
+from jointcut.wrappers.built_in.guards import fitting, tangent_metas
 from jointcut.wrappers.metadata.convention import is_inexact
 
 
@@ -226,10 +226,10 @@ class Pullback(Adding):
 
 def cotangents_of(ran: Ran, cotangent: Any) -> list[Any]:
     """Return a cotangent of the output, flat: an array for each output."""
-    given = iter(fitting(ran.tree, ran.avals, cotangent))
-    flat: list[Any] = []
-    for aval in ran.avals:
-        ct = next(given) if is_inexact(aval.dtype) else None
-        zero = is_inexact(aval.dtype) and ct is None
+    metas = tangent_metas(ran.avals, [is_inexact(aval.dtype) for aval in ran.avals])
+    given, flat = fitting(ran.tree, metas, cotangent), list[Any]()
+    for meta, aval in zip(metas, ran.avals, strict=True):
+        ct = None if meta.unwrapped_idx is None else given[meta.unwrapped_idx]
+        zero = meta.unwrapped_idx is not None and ct is None
         flat.append(abstract.full(abstract.cotangent_aval(aval), 0) if zero else ct)
     return [ct if ct is None or isinstance(ct, jax.Array) else jax.numpy.asarray(ct) for ct in flat]

@@ -14,8 +14,8 @@ Files, in reading order:
     sparse_gradients: Split gradients of tables into the rows that were read, and their places.
     trees: Put flat results back into the caller's trees.
     analyse: Find the inputs that a traced function reads, writes and aliases.
-    data: Hold the data of one traced call: its joint program, and the meaning of each flat position.
     blame: Add the user's function, its arguments and a cure to JAX's errors.
+    data: Hold the data of one traced call: its joint program, and the meaning of each flat position.
     differences: Say in words where one program first differs from another.
     escapes: Find traced values that a function stored outside itself.
     differentiated: Choose the leaves of a call that are differentiated.

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from jointcut.aot.trace.joint import Joint
-from jointcut.partition.program.jax import abstract, jaxprs, meshes, side_effects
-from jointcut.partition.program.primitives import COND, DRAWING, SCAN
+from jointcut.aot.trace.primal import Results
+from jointcut.partition.program.jax import abstract, jaxprs, side_effects
+from jointcut.partition.program.primitives import CALLS, COND, DRAWING, ENCLOSING, RULED, SCAN
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.arguments import containers
@@ -25,10 +26,12 @@ from jointcut.wrappers.built_in import alias, refs
 from jointcut.wrappers.metadata.schemas import (
     SOURCES,
     InputAliasInfo,
+    Meta,
     OutputAliasInfo,
     OutputType,
     PlainTensorMeta,
     ViewAndMutationMeta,
+    plain_meta,
     plain_metas,
 )
 from jointcut.wrappers.metadata.view_meta import VIEWS, ViewMeta
@@ -41,8 +44,10 @@ def analyse(program: Joint, bound: Bound, known: Sequence[InputAliasInfo]) -> Vi
     jaxpr, _ = jaxprs.opened(program.closed)
     start = len(program.consts)
     uses = _Uses.of(jaxpr, program.roles.forward_ops)
-    returned = program.results.avals[: program.results.num_in_tree]
-    outs = containers.metas(program.results.tree, [plain_meta(i, a) for i, a in enumerate(returned)])
+    tangents = program.results.tangents() if program.is_train else ()
+    flat = tuple(meta for meta in tangents if meta.unwrapped_idx is not None)
+    taken = tuple(plain_meta(i, v.aval) for i, v in enumerate(_cotangents(program, jaxpr)))
+    assert flat == taken, "the backward takes the cotangents that its callers are asked for"
     states = {place for place, _ in program.results.states}
     inputs = [jaxpr.invars[start + place] for place in bound.places]
     infos = [uses.of_input(info, var) for info, var in zip(known, inputs, strict=True)]
@@ -53,10 +58,10 @@ def analyse(program: Joint, bound: Bound, known: Sequence[InputAliasInfo]) -> Vi
     return ViewAndMutationMeta(
         input_info=tuple(infos),
         output_info=tuple(_output_infos(program, jaxpr, returnable, uses.read)),
-        subclass_inp_meta=containers.metas(bound.tree, [plain_meta(i, v.aval) for i, v in enumerate(inputs)]),
-        subclass_fw_graph_out_meta=outs,
-        subclass_tangent_meta=tuple(m for m in outs if any(program.carries[p.unwrapped_idx] for p in plain_metas(m))),
-        traced_tangents=tuple(plain_meta(i, v.aval) for i, v in enumerate(_cotangents(program, jaxpr))),
+        subclass_inp_meta=bound.described.metas,
+        subclass_fw_graph_out_meta=program.results.described.metas,
+        subclass_tangent_meta=_in_containers(tangents, program.results),
+        traced_tangents=flat,
         is_train=program.is_train,
         constant_info=tuple(uses.of_input(_constant(i, var), var) for i, var in enumerate(constants)),
         constant_meta=tuple(plain_meta(i, var.aval) for i, var in enumerate(constants)),
@@ -66,12 +71,10 @@ def analyse(program: Joint, bound: Bound, known: Sequence[InputAliasInfo]) -> Vi
     )
 
 
-def plain_meta(index: int, aval: Any) -> PlainTensorMeta:
-    """Return the type of one flat array, or of a reference's content, at a position."""
-    inner = getattr(aval, "inner_aval", aval)
-    sharding = getattr(inner, "sharding", None)
-    shown = str(sharding) if meshes.is_explicit(sharding) else None
-    return PlainTensorMeta(index, tuple(inner.shape), inner.dtype, bool(getattr(inner, "weak_type", False)), shown)
+def _in_containers(tangents: Sequence[PlainTensorMeta], results: Results) -> tuple[Meta, ...]:
+    """Return the cotangents of plain arrays, and of the containers in which any array has one."""
+    metas = containers.Described.of(results.tree, tangents[: results.num_in_tree]).metas if tangents else ()
+    return tuple(meta for meta in metas if any(plain.unwrapped_idx is not None for plain in plain_metas(meta)))
 
 
 def _cotangents(program: Joint, jaxpr: Any) -> list[Any]:
@@ -282,3 +285,44 @@ def _arguments(eqn: Any, var: Any) -> Iterator[tuple[str, Any]]:
         yield name, tuple(map(operator.index, value)) if name == "sizes" else value
     if eqn.primitive.name == "split":
         yield "index", eqn.outvars.index(var)
+
+
+# ----------------------------------------------------------------------------- views with a derivative of their own
+
+
+def may_be_ruled(metadata: ViewAndMutationMeta) -> bool:
+    """Whether an output is a view of an input, and a gradient flows back from it."""
+    return any(info.output_type is OutputType.alias_of_input and info.requires_grad for info in metadata.output_info)
+
+
+def with_ruled_views(metadata: ViewAndMutationMeta, closed: Any) -> ViewAndMutationMeta:
+    """Return the records, with the views by functions that have derivatives of their own marked as such.
+
+    `closed` is the function's own jaxpr, since a joint program does not tell who wrote its equations.
+    """
+    jaxpr, _ = jaxprs.opened(closed)
+    infos = (
+        replace(info, output_type=OutputType.custom_function_view)
+        if info.output_type is OutputType.alias_of_input and _root(jaxpr, var)[1]
+        else info
+        for info, var in zip(metadata.output_info, jaxpr.outvars, strict=False)  # states follow
+    )
+    return replace(metadata, output_info=tuple(infos))
+
+
+def _root(jaxpr: Any, var: Any) -> tuple[Any, bool]:
+    """Follow a view to the value that it is a view of, and say whether a rule of derivatives stands on the way."""
+    makers, is_ruled = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}, False
+    while not isinstance(var, jaxprs.Literal) and (eqn := makers.get(var)) is not None:
+        bodies = list(jaxprs.inner_jaxprs(eqn)) if eqn.primitive.name in CALLS | ENCLOSING else []
+        if bodies:
+            root, inner = _root(bodies[0], bodies[0].outvars[eqn.outvars.index(var)])
+            is_ruled |= inner or eqn.primitive.name in RULED
+            if root not in bodies[0].invars:
+                break
+            var = eqn.invars[len(eqn.invars) - len(bodies[0].invars) + bodies[0].invars.index(root)]
+        elif eqn.primitive.name in VIEWS:
+            var = eqn.invars[0]
+        else:
+            break
+    return var, is_ruled

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import jax
 
 from jointcut.aot.options.options import Options
-from jointcut.aot.trace.analyse import analyse, plain_meta
+from jointcut.aot.trace.analyse import analyse, may_be_ruled, with_ruled_views
+from jointcut.aot.trace.blame import explained
 from jointcut.aot.trace.joint import Joint
+from jointcut.aot.trace.primal import primal
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.program.jax import abstract, jaxprs, runtime
-from jointcut.wrappers.arguments import containers
 from jointcut.wrappers.arguments.tree import Bound, struct
-from jointcut.wrappers.metadata.convention import Convention, slot
+from jointcut.wrappers.metadata.convention import Convention
 from jointcut.wrappers.metadata.schemas import InputAliasInfo, SubclassMeta, TensorAlias, ViewAndMutationMeta
 from jointcut.wrappers.stack import Wrapped
 
@@ -77,13 +78,26 @@ class Trace:
 
     @cached_property
     def metadata(self) -> ViewAndMutationMeta:
-        """The records of the function's inputs and outputs; see `analyse`."""
+        """The records of the function's inputs and outputs; see `analyse`.
+
+        If an output is a view of an input, the function is traced once more, alone, to see whose derivative it has.
+        """
+        if not may_be_ruled(self.analysed):
+            return self.analysed
+        target = self.wrapped.target
+        with explained(self.name):
+            source = primal(target.entered, self.bound.unique, self.options.has_aux)
+        return with_ruled_views(self.analysed, source.closed)
+
+    @cached_property
+    def analysed(self) -> ViewAndMutationMeta:
+        """The records, in which every view of an input is one that JAX differentiates."""
         return analyse(self.program, self.bound, self.inputs)
 
     @cached_property
     def handed_back(self) -> dict[int, TensorAlias]:
         """Outputs that the compiled programs do not return, by position."""
-        return self.metadata.handed_back
+        return self.analysed.handed_back
 
     @cached_property
     def call(self) -> Call:
@@ -96,14 +110,8 @@ class Trace:
         if not self.program.is_train:
             return SubclassMeta(self.metadata)
         jaxpr, _ = jaxprs.opened(self.program.closed)
-        flat = [abstract.struct(v.aval) for v in jaxpr.outvars[len(self.program.results.avals) :]]
-        leaves = [slot("", leaf).struct for leaf in self.bound.leaves]
-
-        def gradients(flat: Sequence[Any], leaves: Sequence[Any]) -> Any:
-            return self.call.gradients(flat, self.options.chosen, replace(self.bound, leaves=tuple(leaves)), True)
-
-        types, tree = jax.tree.flatten(jax.eval_shape(gradients, flat, leaves))
-        return SubclassMeta(self.metadata, containers.metas(tree, [plain_meta(i, x) for i, x in enumerate(types)]))
+        types = [v.aval for v in jaxpr.outvars[len(self.program.results.avals) :]]
+        return SubclassMeta(self.metadata, self.call.gradient_metas(types))
 
     @property
     def joint(self) -> Any:

@@ -23,6 +23,7 @@ from jointcut.aot.trace.formulas.rewrite import with_formulas
 from jointcut.aot.trace.primal import Primal, Results, copied, primal
 from jointcut.aot.trace.residuals import Residuals
 from jointcut.partition.bodies.read import read
+from jointcut.partition.errors import TraceError, message
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import abstract, jaxprs, runtime
@@ -31,8 +32,10 @@ from jointcut.partition.rewrite import guard, names, regions, repeats, simplify,
 from jointcut.partition.split import cut_within
 from jointcut.partition.tiles.layouts import Laid, Layout
 from jointcut.partition.tiles.tile import with_tile
+from jointcut.wrappers import stack
 from jointcut.wrappers.built_in.flatten import Outcome
-from jointcut.wrappers.wrapper import flat_form_of
+from jointcut.wrappers.metadata.descriptors import Descriptors
+from jointcut.wrappers.wrapper import JointPass, flat_form_of
 
 
 def constant_key(constant: Any) -> Any:
@@ -52,7 +55,8 @@ class Joint:
     last (-1), since constants may precede them. `is_as_jax` says that conditionals and values stay as JAX wrote them.
     `changes` are the rules by which derivatives may differ from JAX's. `layout` tells how the inputs lie on a mesh.
     `is_updated` says that an update has replaced the gradients by new values. If regions under `jax.checkpoint` are
-    open in `closed`, `unopened` is JAX's own joint program, with constants of its own.
+    open in `closed`, or a pass of the user's has rewritten it, `unopened` is JAX's own joint program, with constants of
+    its own.
     """
 
     closed: Any
@@ -173,6 +177,74 @@ def joint(
         program, consts=(*program.consts, *source.consts), layout=Layout.among((*program.consts, *entered))
     )
     return replace(program, differentiated=differentiated, changes=changed, unopened=unopened)
+
+
+def rewritten(program: Joint, passes: Sequence[JointPass], describe: Callable[[Joint], Descriptors]) -> Joint:
+    """Return the program after the user's passes, the first one first; plain JAX's step stays the one without.
+
+    A program without a backward is not cut, and stays as it is. Raises `TraceError` for a pass that returns a program
+    of other inputs, outputs or effects, or one whose outputs read a cotangent.
+    """
+    if not program.is_train:
+        return program
+    plain = program.plain
+    for each in passes:
+        made = stack.rewritten(each, program.closed, describe(program))
+        if made is not program.closed:
+            program = replace(_rewritten(f"before_cut of {type(each).__name__}", program, made), unopened=plain)
+    return program
+
+
+def _rewritten(where: str, program: Joint, made: Any) -> Joint:
+    """Return the program with a rewritten jaxpr, whose constants become leading inputs."""
+    jaxpr, consts = jaxprs.opened(simplify.inlined(made))
+    roles, old = program.roles, jaxprs.opened(program.closed)[0]
+    invars, count = [*jaxpr.constvars, *jaxpr.invars], len(consts) + len(program.consts)
+    front, back = _in_phases(where, old.eqns[: roles.forward_ops], old.eqns[roles.forward_ops :], jaxpr, roles.inputs)
+    late = {v for eqn in back for v in eqn.outvars} | {*jaxpr.invars[roles.inputs.index(Role.COTANGENT) :]}
+    for v, role in zip(jaxpr.outvars, roles.outputs, strict=True):
+        if role is Role.OUTPUT and not isinstance(v, jaxprs.Literal) and v in late:
+            cure = "Compute the outputs from the inputs alone: the forward runs before there are cotangents."
+            what = f"returned a program whose output_{jaxpr.outvars.index(v) + 1} reads a cotangent."
+            raise TraceError(message(where, what, cure))
+    eqns, outvars, boundary = simplify.merged([*front, *back], jaxpr.outvars, len(front))
+    places = simplify.live(eqns, outvars).places
+    paths = (*(f"constant {i}" for i in range(count)), *roles.input_paths[len(program.consts) :])
+    roles = replace(
+        roles,
+        inputs=(*(Role.PRIMAL for _ in consts), *roles.inputs),
+        forward_ops=sum(i in places for i in range(boundary)),
+        input_paths=paths,
+    )
+    closed = jaxprs.build(invars, outvars, [eqns[i] for i in sorted(places)])
+    return replace(program, closed=closed, roles=roles, consts=(*copied(consts), *program.consts))
+
+
+def _in_phases(
+    where: str, forward: Sequence[Any], backward: Sequence[Any], jaxpr: Any, roles: Sequence[Role]
+) -> tuple[list[Any], list[Any]]:
+    """Return the equations of a rewritten jaxpr by phase: what needs no cotangent is the forward's.
+
+    Equations with effects stay in the phase in which they were, in their order.
+    """
+    before = [(eqn.primitive.name, False) for eqn in forward if eqn.effects]
+    before += [(eqn.primitive.name, True) for eqn in backward if eqn.effects]
+    names = [eqn.primitive.name for eqn in jaxpr.eqns if eqn.effects]
+    if names != [name for name, _ in before]:
+        shown, had = (", ".join(each) or "none" for each in (names, [name for name, _ in before]))
+        what = f"returned a program with the effects {shown}, and was given one with {had}."
+        raise TraceError(message(where, what, "Keep the equations that have effects, in their order."))
+    late = {v for v, role in zip(jaxpr.invars, roles, strict=True) if role is Role.COTANGENT}
+    phases, phased = iter(before), ([], [])
+    for eqn in jaxpr.eqns:
+        reads = not late.isdisjoint(jaxprs.variables(eqn.invars))
+        name, is_late = next(phases) if eqn.effects else ("", reads)
+        if reads and not is_late:
+            what = f"returned a program in which {name}, an effect of the forward, reads a cotangent."
+            raise TraceError(message(where, what, "Keep the equations that have effects, with their operands."))
+        late.update(eqn.outvars if is_late else ())
+        phased[is_late].append(eqn)
+    return phased
 
 
 def _as_traced(source: Primal, closed: Any, has_aux: bool) -> Callable[..., Any]:

@@ -13,12 +13,14 @@ import numpy as np
 from jointcut.aot.loops import plain
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program.jax import abstract, jaxprs, runtime
-from jointcut.wrappers.arguments import fixed, objects
+from jointcut.wrappers.arguments import containers, fixed, objects
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import alias, refs
 from jointcut.wrappers.built_in.flatten import Outcome
+from jointcut.wrappers.built_in.guards import tangent_metas
 from jointcut.wrappers.metadata.convention import is_inexact
+from jointcut.wrappers.metadata.schemas import PlainTensorMeta, plain_meta
 from jointcut.wrappers.wrapper import flat_form_of
 
 
@@ -99,6 +101,12 @@ class Results:
         grown = self.grown.paths if self.grown else ()
         return (*tree_paths("result", self.tree), *grown, *(path for _, path in self.states))
 
+    @cached_property
+    def described(self) -> containers.Described:
+        """The tree of the whole result, with a record of each plain array and container."""
+        leaves = [plain_meta(i, aval) for i, aval in enumerate(self.avals[: self.num_in_tree])]
+        return containers.Described.of(self.tree, leaves)
+
     @property
     def tree(self) -> Any:
         """The tree of the function's whole result, a pair with `has_aux`."""
@@ -112,21 +120,25 @@ class Results:
         main = len(self.main)
         return tuple(is_inexact(a.dtype) and i < main for i, a in enumerate(self.avals))
 
+    def tangents(self, order: Sequence[int] | None = None) -> tuple[PlainTensorMeta, ...]:
+        """Return the type of each result's cotangent, with its position among those that a backward takes.
+
+        They are in the order of the program's outputs: `order` gives the output of each leaf of the result.
+        """
+        return tangent_metas(self.avals, self.with_cotangent, order)
+
     def given_back(self, outputs: Sequence[Any], bound: Bound) -> tuple[Any, Any]:
         """Return the function's output and aux (None without `has_aux`) in trees, and write states to their objects.
 
         Raises `CallError`, and writes nothing, if one of the objects must not be written here.
         """
-        count = self.num_returned - self.num_aux
         if self.states:
             places = (place for place, _ in self.states)
             bound.write(dict(zip(places, outputs[self.num_returned :], strict=True)))
         if self.grown is not None:
             bound.refill(self.grown, outputs[self.num_in_tree : self.num_returned])
-        main = jax.tree.unflatten(self.out_tree, outputs[:count])
-        aux = None
-        if self.aux_tree is not None:
-            aux = jax.tree.unflatten(self.aux_tree, outputs[count : self.num_in_tree])
+        whole = self.described.built(outputs)
+        main, aux = (whole, None) if self.aux_tree is None else whole
         main, aux = objects.built((main, aux))[0] if self.holds_objects else (main, aux)
         return fixed.released((main, aux)) if self.holds_fixed else (main, aux)
 

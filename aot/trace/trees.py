@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import treedef_tuple
 
 from jointcut.aot.options.options import Options
@@ -22,10 +21,12 @@ from jointcut.aot.trace.joint import Joint
 from jointcut.aot.trace.primal import Results
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program.jax import abstract
+from jointcut.wrappers.arguments import containers
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in.guards import fitting
 from jointcut.wrappers.built_in.zeros import filled
-from jointcut.wrappers.metadata.convention import is_inexact, is_real, slot
+from jointcut.wrappers.metadata.convention import is_real, slot
+from jointcut.wrappers.metadata.schemas import Meta, PlainTensorMeta, SubclassCreationMeta, plain_meta, zero_meta
 
 
 @dataclass(frozen=True)
@@ -128,20 +129,38 @@ class Call:
         self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool
     ) -> tuple[Any, ...]:
         """Like `gradients`, leaf by leaf."""
+        metas = self._gradient_metas(list(map(jax.typeof, flat)), positions, bound, keep_structure)
+        trees = bound.gradients([meta and meta.creation_fn(flat, bound.leaves) for meta in metas])
+        return tuple(trees[place] for place in positions)
+
+    def _gradient_metas(
+        self, types: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool
+    ) -> list[Meta | None]:
+        """Return the type of each leaf's gradient; None for a leaf without one. `types` are of the flat gradients."""
         structure = self.bound.structure if keep_structure else frozenset()
-        arrays = iter(flat)
-        by_leaf = {
-            i: _of_rows(next(arrays), next(arrays), i, bound) if k in self.sparse else next(arrays)
-            for k, i in enumerate(self.wanted)
-        }
         zeroed = {i for place in positions for i in bound.spans[place]} - bound.in_modules
         zeroed = zeroed if self.options.filter is None else set()
-        leaves = [
-            by_leaf[i] if i in by_leaf else leaf if i in structure else _float0(leaf) if i in zeroed else None
-            for i, leaf in enumerate(bound.leaves)
-        ]
-        trees = bound.gradients(leaves)
-        return tuple(trees[place] for place in positions)
+        metas: list[Meta | None] = [None] * len(bound.leaves)
+        for i, leaf in enumerate(bound.leaves):
+            if i in structure:
+                metas[i] = plain_meta(None, jax.typeof(leaf), of_input=i)
+            elif i in zeroed:
+                metas[i] = zero_meta(slot("", leaf))
+        flat = (plain_meta(n, aval) for n, aval in enumerate(types))
+        for k, i in enumerate(self.wanted):
+            metas[i] = _of_rows(next(flat), next(flat), bound.leaves[i]) if k in self.sparse else next(flat)
+        return metas
+
+    def gradient_metas(self, types: Sequence[Any]) -> tuple[Meta, ...]:
+        """Return the plain arrays and containers of the gradients in `argnums`; `types` are of the flat gradients.
+
+        They are what `gradients` returns with `keep_structure`.
+        """
+        positions = [place % len(self.bound.spans) for place in self.options.chosen]
+        metas = self._gradient_metas(types, positions, self.bound, keep_structure=True)
+        trees = self.bound.gradients([None if meta is None else i for i, meta in enumerate(metas)])
+        places, tree = jax.tree.flatten(tuple(trees[place] for place in positions))
+        return containers.Described.of(tree, [meta for i in places if (meta := metas[i]) is not None]).metas
 
     @cached_property
     def gradient_tree(self) -> Any:
@@ -165,22 +184,20 @@ class Call:
 
         They are in the order of the program's outputs. Raises `CallError` if the cotangent does not fit the output.
         """
-        results = self.results
-        leaves = fitting(results.cotangent_tree, results.main, cotangent)
-        if not self.is_train:
-            return []
-        if self.order is None:
-            return leaves
-        carrying = [i for i, aval in zip(self.order, results.main, strict=False) if is_inexact(aval.dtype)]
-        by_output = dict(zip(carrying, leaves, strict=True))  # aux comes last and has no cotangents
-        return [by_output[i] for i in sorted(by_output)]
+        leaves = fitting(self.results.cotangent_tree, self._tangents, cotangent)
+        return leaves if self.is_train else []
+
+    @cached_property
+    def _tangents(self) -> tuple[PlainTensorMeta, ...]:
+        """The types of the cotangents of the outputs outside aux."""
+        return self.results.tangents(self.order)[: len(self.results.main)]
 
     @property
     def cotangent_avals(self) -> list[Any]:
-        """The types of the flat cotangents, in the order of the program's outputs."""
-        order = self.order or range(len(self.results.main))
-        pairs = sorted(zip(order, self.results.main, strict=False), key=lambda pair: pair[0])
-        return [aval for _, aval in pairs if is_inexact(aval.dtype)]
+        """The types of the outputs with a flat cotangent, in the order of the program's outputs."""
+        pairs = zip(self._tangents, self.results.main, strict=True)
+        avals = {meta.unwrapped_idx: aval for meta, aval in pairs if meta.unwrapped_idx is not None}
+        return [avals[i] for i in range(len(avals))]
 
     def filled(self, cotangents: Sequence[Any | None]) -> list[Any]:
         """Return the flat cotangents with arrays of zeros for None."""
@@ -212,11 +229,8 @@ def dense(rows: Any, places: Any, shape: Sequence[int]) -> Any:
     return jnp.zeros(shape, rows.dtype).at[tuple(jnp.asarray(places).T)].add(rows)
 
 
-def _of_rows(rows: Any, places: Any, i: int, bound: Bound) -> Any:
-    """Return the gradient of a table as a sparse array of the rows that were read."""
+def _of_rows(rows: PlainTensorMeta, places: PlainTensorMeta, table: Any) -> SubclassCreationMeta:
+    """Return the type of a table's gradient, a sparse array of the rows that were read."""
     kind = importlib.import_module("jax.experimental.sparse").BCOO
-    return kind((rows, places), shape=slot("", bound.leaves[i]).shape)
-
-
-def _float0(leaf: Any) -> np.ndarray:
-    return np.zeros(slot("", leaf).shape, jax.dtypes.float0)
+    meta = {"shape": slot("", table).shape, "indices_sorted": False, "unique_indices": False}
+    return SubclassCreationMeta.of(kind, meta, [("data", rows), ("indices", places)])

@@ -229,8 +229,8 @@ def test_a_pre_compile_that_gives_no_target_is_named():
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        (3, "is a int, which has neither pre_compile and post_compile nor pre_lower.\n"
-         "Give objects with the methods of jointcut.wrappers.CompilerWrapper or jointcut.partition.HalfPass."),
+        (3, "is a int, which has neither pre_compile and post_compile nor before_cut nor pre_lower.\n"
+         "Give a jointcut.wrappers.CompilerWrapper or JointPass, or a jointcut.partition.HalfPass."),
         (Doubled, "is the class Doubled.\nGive an object of it, Doubled()."),
     ],
 )  # fmt: skip

@@ -92,8 +92,8 @@ def test_not_a_number_comes_back():
 
 def test_the_text_is_plain_json():
     text = PlainTensorMeta(0, (2, 3), np.dtype("float32")).to_json()
-    inner = {"unwrapped_idx": 0, "shape": [2, 3], "dtype": {"dtype": "float32"}, "weak_type": False, "sharding": None}
-    assert json.loads(text) == {"PlainTensorMeta": inner}
+    inner = {"unwrapped_idx": 0, "shape": [2, 3], "dtype": {"dtype": "float32"}, "weak_type": False}
+    assert json.loads(text) == {"PlainTensorMeta": {**inner, "sharding": None, "of_input": None}}
 
 
 def test_what_json_cannot_hold_is_named_by_its_place():

@@ -9,6 +9,8 @@ a gradient keeps. An object with `__jax_array__` that is not a pytree enters as 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -58,36 +60,76 @@ def opened(leaf: Any) -> Any:
 # --------------------------------------------------------------------------------------------------- describing
 
 
-def metas(tree: Any, plains: Sequence[PlainTensorMeta]) -> tuple[Meta, ...]:
-    """Return the plain arrays and containers of a tree; `plains` describe its flat leaves."""
-    return tuple(meta for _, meta in _walk("", tree, list(plains), 0))
+@dataclass(frozen=True)
+class Described:
+    """A tree of arrays, and the records of its plain arrays and containers, with which it is built."""
+
+    tree: Any
+    metas: tuple[Meta, ...]
+
+    @classmethod
+    def of(cls, tree: Any, leaves: Sequence[Meta]) -> Described:
+        """Describe a tree by the records of its leaves; a leaf may be a container itself."""
+        return cls(tree, tuple(_walk(tree, list(leaves), 0)))
+
+    def built(self, arrays: Sequence[Any], inputs: Sequence[Any] = ()) -> Any:
+        """Build the tree from flat arrays, and the arrays that are among the `inputs`."""
+        return jax.tree.unflatten(self._outer, [meta.creation_fn(arrays, inputs) for meta in self.metas])
+
+    @cached_property
+    def _outer(self) -> Any:
+        """The tree with a leaf for each container."""
+        return _outer(self.tree)
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """The flat positions of the arrays that are the same in an argument and its gradient."""
+        return frozenset(i for meta in self.metas for i in _structure(meta))
+
+    @cached_property
+    def inside(self) -> frozenset[int]:
+        """The flat positions of the arrays in containers."""
+        return frozenset(i for meta in self.metas if isinstance(meta, SubclassCreationMeta) for i in _positions(meta))
 
 
-def _walk(name: str, tree: Any, plains: list[PlainTensorMeta], start: int) -> Iterator[tuple[str, Meta]]:
-    """Yield outermost containers and plain arrays, with their names."""
+def placed(tree: Any) -> Described:
+    """Describe a tree whose leaves have positions and no types."""
+    return Described.of(tree, [PlainTensorMeta(i, (), np.dtype(bool)) for i in range(tree.num_leaves)])
+
+
+def _walk(tree: Any, leaves: list[Meta], start: int) -> Iterator[Meta]:
+    """Yield outermost containers and plain arrays."""
     data = tree.node_data()
     if data is None:
-        yield name, plains[start]
-        return
-    kind, aux = data
-    if class_name(kind) in _KEPT or is_container_class(kind, tree):
-        yield name, _container(kind, aux, tree, plains, start)
-        return
-    for child in tree.children():
-        yield from _walk(name, child, plains, start)
-        start += child.num_leaves
+        yield leaves[start]
+    elif _is_container(data[0], tree):
+        yield _container(tree, leaves, start)
+    else:
+        for child in tree.children():
+            yield from _walk(child, leaves, start)
+            start += child.num_leaves
 
 
-def _container(kind: type, aux: Any, tree: Any, plains: list[PlainTensorMeta], start: int) -> SubclassCreationMeta:
+def _outer(tree: Any) -> Any:
+    data = tree.node_data()
+    if data is None or _is_container(data[0], tree):
+        return jax.tree.structure(0)
+    registry, children = jax.tree_util.default_registry, list(map(_outer, tree.children()))
+    return jax.tree_util.PyTreeDef.from_node_data_and_children(registry, data, children)
+
+
+def _container(tree: Any, leaves: list[Meta], start: int) -> SubclassCreationMeta:
     """Describe a container; inner nodes are described as containers too, whatever their class."""
-    attrs, position = [], start
+    attrs, (kind, aux) = [], tree.node_data()
     for name, child in zip(part_names(tree), tree.children(), strict=True):
-        data = child.node_data()
-        part = plains[position] if data is None else _container(data[0], data[1], child, plains, position)
+        part = leaves[start] if child.node_data() is None else _container(child, leaves, start)
         attrs.append((name, part))
-        position += child.num_leaves
-    first = plains[start].unwrapped_idx if tree.num_leaves else start
-    return SubclassCreationMeta(first, tree.num_leaves, tuple(attrs), aux, kind)
+        start += child.num_leaves
+    return SubclassCreationMeta.of(kind, aux, attrs)
+
+
+def _is_container(kind: type, tree: Any) -> bool:
+    return class_name(kind) in _KEPT or is_container_class(kind, tree)
 
 
 def is_container_class(kind: type, tree: Any) -> bool:
@@ -103,26 +145,19 @@ def is_container_class(kind: type, tree: Any) -> bool:
 # ----------------------------------------------------------------------------------------------------- gradients
 
 
-def kept_structure(tree: Any) -> frozenset[int]:
-    """Return the flat positions of the arrays that are the same in an argument and its gradient."""
-    return frozenset(i for meta in _placed(tree) for i in _structure(meta))
-
-
 def _structure(meta: Meta) -> Iterator[int]:
     if isinstance(meta, PlainTensorMeta):
         return
     names = _KEPT.get(class_name(meta.original_subclass_type), ())
     for name, part in meta.attrs:
         if name in names:
-            yield from (plain.unwrapped_idx for plain in plain_metas(part))
+            yield from _positions(part)
         else:
             yield from _structure(part)
 
 
-def inside(tree: Any) -> frozenset[int]:
-    """Return the flat positions of the arrays in containers of a tree."""
-    found = (meta for meta in _placed(tree) if isinstance(meta, SubclassCreationMeta))
-    return frozenset(plain.unwrapped_idx for meta in found for plain in plain_metas(meta))
+def _positions(meta: Meta) -> Iterator[int]:
+    return (plain.unwrapped_idx for plain in plain_metas(meta) if plain.unwrapped_idx is not None)
 
 
 def held_by(tree: Any, kind: type) -> list[int]:
@@ -140,7 +175,3 @@ def held_by(tree: Any, kind: type) -> list[int]:
 
     walk(tree, 0)
     return positions
-
-
-def _placed(tree: Any) -> tuple[Meta, ...]:
-    return metas(tree, [PlainTensorMeta(i, (), np.dtype(bool)) for i in range(tree.num_leaves)])

@@ -22,7 +22,7 @@ from jointcut.wrappers.arguments import containers, fixed, objects
 from jointcut.wrappers.arguments.containers import needs_opening, opened
 from jointcut.wrappers.arguments.objects import LiveObjects
 from jointcut.wrappers.arguments.paths import Paths
-from jointcut.wrappers.metadata.schemas import InputAliasInfo
+from jointcut.wrappers.metadata.schemas import InputAliasInfo, plain_meta
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Bound:
 
     def rebuilt(self, leaves: Iterable[Any]) -> tuple[tuple[list[Any], dict[str, Any]], tuple[LiveObjects, ...]]:
         """Return the arguments of the call, with other leaves, and the new writable objects among them."""
-        call, live = jax.tree.unflatten(self.tree, leaves), ()
+        call, live = self.described.built(list(leaves)), ()
         if self.has_taken:
             call, live = objects.built(call)
         args, kwargs = fixed.released(call) if self.has_fixed else call
@@ -176,14 +176,20 @@ class Bound:
         return jax.tree.unflatten(self.tree, range(len(self.leaves)))
 
     @cached_property
+    def described(self) -> containers.Described:
+        """The tree with a record of each plain array and container."""
+        leaves = [plain_meta(i, jax.typeof(leaf)) for i, leaf in enumerate(self.leaves)]
+        return containers.Described.of(self.tree, leaves)
+
+    @property
     def contained(self) -> frozenset[int]:
         """Positions of the leaves in containers, which act as arrays."""
-        return containers.inside(self.tree)
+        return self.described.inside
 
-    @cached_property
+    @property
     def structure(self) -> frozenset[int]:
         """Positions of the leaves that are the same in a container and its gradient, as the indices of a `BCOO`."""
-        return containers.kept_structure(self.tree)
+        return self.described.kept
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

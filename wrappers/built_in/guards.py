@@ -15,9 +15,10 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.partition.errors import CallError, message
+from jointcut.partition.program.jax import abstract
 from jointcut.wrappers.arguments.tree import Bound, is_array_like
-from jointcut.wrappers.metadata.convention import Slot, is_inexact, slot, slots
-from jointcut.wrappers.metadata.schemas import InputAliasInfo
+from jointcut.wrappers.metadata.convention import Slot, slot, slots
+from jointcut.wrappers.metadata.schemas import InputAliasInfo, PlainTensorMeta, plain_meta, zero_meta
 from jointcut.wrappers.wrapper import Target
 
 _COTANGENT = "Give a cotangent with the structure, shapes and dtypes of the output (float0 or zeros for integers)."
@@ -64,26 +65,43 @@ class GuardsWrapper:
                 raise CallError(message(path, what, _CURE))
 
 
-def fitting(tree: Any, avals: Sequence[Any], cotangent: Any) -> list[Any | None]:
-    """Return the flat cotangents of the outputs that can carry one; None for a cotangent that is zero by its type.
+def fitting(tree: Any, tangents: Sequence[PlainTensorMeta], cotangent: Any) -> list[Any | None]:
+    """Return the flat cotangents that a backward takes, in its order; None for one that is zero by its type.
 
-    `tree` and `avals` describe the output. Raises `CallError` if the cotangent does not fit.
+    `tree` is that of the output, `tangents` describe the cotangent of each leaf. Raises `CallError` if the cotangent
+    does not fit.
     """
     leaves, structure = tree_flatten_with_path(cotangent)
     if structure != tree:
         raise CallError(message("The cotangent", f"has the structure {structure}, the output {tree}.", _COTANGENT))
-    cotangents: list[Any | None] = []
-    for (path, leaf), aval in zip(leaves, avals, strict=True):
-        name, exact, zero = f"cotangent{keystr(path)}", not is_inexact(aval.dtype), is_zero(leaf)
+    cotangents: dict[int, Any | None] = {}
+    for (path, leaf), meta in zip(leaves, tangents, strict=True):
+        name, zero = f"cotangent{keystr(path)}", is_zero(leaf)
         if not zero and not is_array_like(leaf):
             raise CallError(message(name, f"is a {type(leaf).__name__}, not an array.", _COTANGENT))
-        want = Slot(name, aval.shape, aval.dtype)
-        got = Slot(name, leaf.shape, aval.dtype) if zero else slot(name, leaf)
-        if got.shape != want.shape or (got.dtype != want.dtype and not exact):
+        want = Slot(name, meta.shape, meta.dtype)
+        got = Slot(name, leaf.shape, meta.dtype) if zero else slot(name, leaf)
+        if got.shape != want.shape or (got.dtype != want.dtype and meta.unwrapped_idx is not None):
             raise CallError(message(name, f"is {_type(got)}, the output {_type(want)}.", _COTANGENT))
-        if not exact:
-            cotangents.append(None if zero else leaf)
-    return cotangents
+        if meta.unwrapped_idx is not None:
+            cotangents[meta.unwrapped_idx] = None if zero else leaf
+    return [cotangents[i] for i in range(len(cotangents))]
+
+
+def tangent_metas(
+    avals: Sequence[Any], carries: Sequence[bool], order: Sequence[int] | None = None
+) -> tuple[PlainTensorMeta, ...]:
+    """Return the type of each result's cotangent, with its position among those that a backward takes.
+
+    `carries` says which results have one. A program has them in the order of its outputs: `order` gives the output of
+    each result.
+    """
+    on = [i for i, has_one in enumerate(carries) if has_one]
+    place = {i: k for k, i in enumerate(sorted(on, key=order.__getitem__) if order else on)}
+    return tuple(
+        plain_meta(place[i], abstract.cotangent_aval(aval)) if i in place else zero_meta(aval)
+        for i, aval in enumerate(avals)
+    )
 
 
 def is_zero(cotangent: Any) -> bool:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
+from jointcut.partition.program.jax import meshes
 from jointcut.wrappers.metadata.view_meta import ViewMeta
 from jointcut.wrappers.record import Record, aligned, choice
 
@@ -40,7 +42,7 @@ class OutputType(enum.Enum):
 
     PyTorch's other members cannot occur. A JAX array that is a view of another has its own buffer, so no intermediate
     is returned for its views (`alias_of_intermediate_save_as_output`). Nothing hides a view from autograd
-    (`unsafe_view_alias`). A view with its own derivative (`custom_function_view`) is traced like any other value.
+    (`unsafe_view_alias`).
     """
 
     non_alias = 1
@@ -52,6 +54,8 @@ class OutputType(enum.Enum):
     """A view of an inner value; another output is a view of the same value."""
     alias_of_intermediate_base_is_user_output = 5
     """A view of another output; without view steps, the same array as an earlier output."""
+    custom_function_view = 6
+    """A view of an input by a function with its own derivative: the view steps give its value, not its gradient."""
 
 
 SOURCES = {"input": OutputType.is_input, "output": OutputType.alias_of_intermediate_base_is_user_output}
@@ -63,18 +67,27 @@ class PlainTensorMeta(Record):
     """A plain array: its position among the flat arrays, and its type.
 
     Attributes:
-        unwrapped_idx: its position among the flat arrays.
+        unwrapped_idx: its position among the flat arrays; None if it is none of them.
         shape, dtype, weak_type: its type; a random key has a key dtype.
         sharding: its sharding as text, or None if the caller did not place it.
+        of_input: the position of the input that it is, if it is no flat array: the indices in a sparse gradient. An
+            array that is neither is a zero of the type `float0`.
 
     PyTorch's `memory_format` is not needed: JAX's arrays are dense, and XLA chooses their layout.
     """
 
-    unwrapped_idx: int
+    unwrapped_idx: int | None
     shape: tuple[int, ...]
     dtype: Any
     weak_type: bool = False
     sharding: str | None = None
+    of_input: int | None = None
+
+    def creation_fn(self, all_args: Sequence[Any], inputs: Sequence[Any] = ()) -> Any:
+        """Return the array: one of all flat arrays `all_args`, one of the `inputs`, or a zero."""
+        if self.unwrapped_idx is not None:
+            return all_args[self.unwrapped_idx]
+        return np.zeros(self.shape, jax.dtypes.float0) if self.of_input is None else inputs[self.of_input]
 
     def __str__(self) -> str:
         """`float32[128,64]`."""
@@ -91,7 +104,7 @@ class SubclassCreationMeta(Record):
     inside a container, such as a tuple, are described like containers.
 
     Attributes:
-        flat_tensor_start_idx: position of its first flat array.
+        flat_tensor_start_idx: position of its first flat array; None if it has none.
         arg_count: number of its flat arrays, including the arrays of inner containers.
         attrs: its parts by name, in order: plain arrays and containers.
         meta: the auxiliary data that its class gave to JAX (PyTorch: from `__tensor_flatten__`).
@@ -101,18 +114,22 @@ class SubclassCreationMeta(Record):
     `included_subclass_symints` (sizes are static and part of `meta`), `memory_format` (see `PlainTensorMeta`).
     """
 
-    flat_tensor_start_idx: int
+    flat_tensor_start_idx: int | None
     arg_count: int
     attrs: tuple[tuple[str, PlainTensorMeta | SubclassCreationMeta], ...]
     meta: Any
     original_subclass_type: type
 
-    def creation_fn(self, all_args: Sequence[Any]) -> Any:
-        """Build the container from its arrays among all flat arrays `all_args`."""
-        parts = []
-        for _, part in self.attrs:
-            inner = isinstance(part, SubclassCreationMeta)
-            parts.append(part.creation_fn(all_args) if inner else all_args[part.unwrapped_idx])
+    @classmethod
+    def of(cls, kind: type, meta: Any, attrs: Sequence[tuple[str, Meta]]) -> SubclassCreationMeta:
+        """Return the record of a container of a class, with its auxiliary data and its parts."""
+        positions = [plain.unwrapped_idx for _, part in attrs for plain in plain_metas(part)]
+        flat = [position for position in positions if position is not None]
+        return cls(min(flat, default=None), len(flat), tuple(attrs), meta, kind)
+
+    def creation_fn(self, all_args: Sequence[Any], inputs: Sequence[Any] = ()) -> Any:
+        """Build the container from its arrays among all flat arrays `all_args`, and among the `inputs`."""
+        parts = [part.creation_fn(all_args, inputs) for _, part in self.attrs]
         leaves, registry = [jax.tree.structure(0)] * len(parts), jax.tree_util.default_registry
         node = (self.original_subclass_type, self.meta)
         tree = jax.tree_util.PyTreeDef.from_node_data_and_children(registry, node, leaves)
@@ -121,6 +138,30 @@ class SubclassCreationMeta(Record):
     def __str__(self) -> str:
         """`BCOO(data: float32[3], indices: int32[3,2])`."""
         return f"{self.original_subclass_type.__name__}({', '.join(f'{name}: {part}' for name, part in self.attrs)})"
+
+
+Meta = PlainTensorMeta | SubclassCreationMeta
+
+
+def plain_meta(index: int | None, aval: Any, of_input: int | None = None) -> PlainTensorMeta:
+    """Return the type of one array, or of a reference's content, at a position among the flat arrays."""
+    inner = getattr(aval, "inner_aval", aval)
+    sharding = getattr(inner, "sharding", None)
+    shown = str(sharding) if meshes.is_explicit(sharding) else None
+    weak = bool(getattr(inner, "weak_type", False))
+    return PlainTensorMeta(index, tuple(inner.shape), inner.dtype, weak, shown, of_input)
+
+
+def zero_meta(aval: Any) -> PlainTensorMeta:
+    """Return the type of the gradient or the cotangent of an array that has none: a zero of the type `float0`."""
+    return PlainTensorMeta(None, tuple(aval.shape), jax.dtypes.float0)
+
+
+def plain_metas(meta: Meta) -> list[PlainTensorMeta]:
+    """Return the plain arrays of a container, or the array itself."""
+    if isinstance(meta, PlainTensorMeta):
+        return [meta]
+    return [plain for _, part in meta.attrs for plain in plain_metas(part)]
 
 
 @dataclass(frozen=True)
@@ -197,7 +238,7 @@ class OutputAliasInfo(Record):
     Attributes:
         path: its place in the result, such as `result['loss']`.
         output_type: the kind of sharing.
-        base_idx: position of the input (`alias_of_input`, `is_input`) or of the other output
+        base_idx: position of the input (`alias_of_input`, `is_input`, `custom_function_view`) or of the other output
             (`..._base_is_user_output`); a number common to outputs with one base (`alias_of_intermediate`); None for
             `non_alias`.
         view_meta_sequence: the steps from the base to the output; empty if it is the base itself.
@@ -225,15 +266,13 @@ class OutputAliasInfo(Record):
             OutputType.non_alias: "a new array",
             OutputType.is_input: f"input {self.base_idx} itself",
             OutputType.alias_of_input: f"a view of input {self.base_idx} ({steps})",
+            OutputType.custom_function_view: f"a view of input {self.base_idx} ({steps}) with its own derivative",
             OutputType.alias_of_intermediate: f"a view of inner value {self.base_idx} ({steps})",
             OutputType.alias_of_intermediate_base_is_user_output: (
                 f"a view of output {self.base_idx} ({steps})" if steps else f"the same array as output {self.base_idx}"
             ),
         }
         return shares[self.output_type] + ", carries a gradient" * self.requires_grad
-
-
-Meta = PlainTensorMeta | SubclassCreationMeta
 
 
 @dataclass(frozen=True)
@@ -245,7 +284,8 @@ class ViewAndMutationMeta(Record):
         output_info: a record of each output.
         subclass_inp_meta: the types of the inputs: plain arrays and containers.
         subclass_fw_graph_out_meta: the types of the outputs.
-        subclass_tangent_meta: the types of the outputs whose cotangents the backward takes.
+        subclass_tangent_meta: the types of the cotangents that the backward takes, with positions among
+            `traced_tangents`. Parts of a container that carry no cotangent, such as indices, are zeros (`float0`).
         traced_tangents: the type of each flat cotangent that the backward takes: one for each floating-point output
             outside aux, as in `jax.vjp`, even if the backward does not read it.
         is_train: whether a backward was traced; false if nothing is differentiated.
@@ -311,21 +351,14 @@ def _lines(infos: Sequence[InputAliasInfo | OutputAliasInfo], metas: Sequence[Me
     return aligned(rows) + [f"  and {len(infos) - _SHOWN} more"] * (len(infos) > _SHOWN)
 
 
-def plain_metas(meta: Meta) -> list[PlainTensorMeta]:
-    """Return the plain arrays of a container, or the array itself."""
-    if isinstance(meta, PlainTensorMeta):
-        return [meta]
-    return [plain for _, part in meta.attrs for plain in plain_metas(part)]
-
-
 @dataclass(frozen=True)
 class SubclassMeta(Record):
     """The metadata of a call, and the containers of its gradients.
 
     Attributes:
         fw_metadata: the metadata of the call.
-        grad_input_metas: the types of the gradients, with positions among the flat gradients. They equal the types of
-            the arguments, except for a table whose gradient is requested as rows. None for inference.
+        grad_input_metas: the types of the gradients of `value_and_grad`, with positions among the results of the
+            backward. The indices of a sparse array are an input. None for inference.
     """
 
     fw_metadata: ViewAndMutationMeta

@@ -19,7 +19,7 @@ class BackwardSignature(Record):
     Attributes:
         gradients_to_parameters: maps the name of a gradient to the path of its leaf in `argnums`.
         gradients_to_user_inputs: the same for differentiated leaves of other arguments.
-        loss_output: name of the output that is differentiated; empty if there are several.
+        loss_output: name of the output that is differentiated, if it is one real number; empty otherwise.
         parts: maps the name of a gradient to `rows` or `places`, for a table whose gradient is two arrays: the rows
             that were read, and their positions. Other gradients are not listed.
         are_updated: whether the results are new values of the leaves, which an update makes of gradients; they are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,17 @@ def calls_of(eqn: Equation) -> Iterator[str]:
 def source_of(eqn: Equation) -> str:
     """`file:line (function)` of the user's code that made the equation, or an empty text."""
     return next(calls_of(eqn), "")
+
+
+def under(eqn: Equation) -> AbstractContextManager[None]:
+    """A context in which new equations get the line and the scope of an equation."""
+    info = eqn.source_info
+    return _source.user_context(info.traceback, name_stack=_source.current_name_stack() + info.name_stack)
+
+
+def without_scope(eqn: Equation) -> Equation:
+    """The equation with an empty name stack, to be run in its own scope."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=_source.NameStack()))
 
 
 def source_here() -> Any:

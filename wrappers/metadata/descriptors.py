@@ -1,10 +1,11 @@
-"""Describe every array that enters or leaves an exported pair.
+"""Describe every array that enters or leaves a program.
 
 Each array has a name, which holds its kind and position, and most have a path in the user's arguments or results. The
 descriptors follow the order of the inputs and outputs of the programs. They correspond to `AOTInput` and `AOTOutput` of
 PyTorch's `aot_export_module`:
 
     inference   (inputs)              -> (outputs)
+    joint       (inputs, tangents)    -> (outputs, gradients)
     forward     (inputs)              -> (outputs, saved residuals)
     backward    (residuals, tangents) -> (gradients)
 
@@ -24,7 +25,8 @@ import jax.core
 
 from jointcut.partition.errors import ArtefactError, CallError, message
 from jointcut.partition.program.sizes import names, number
-from jointcut.wrappers.record import read_dtype
+from jointcut.wrappers.metadata.schemas import SubclassMeta
+from jointcut.wrappers.record import aligned, read_dtype
 
 Size = int | str  # the size of a dimension: a number, or the text of an expression such as "b" or "2*b"
 
@@ -152,6 +154,47 @@ class GradientOutput(Described):
     of: str
     path: str
     part: str
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """The arrays of a joint program, and of its halves once it is cut, each in the order of the programs.
+
+    Attributes:
+        inputs: the arrays that the function closes over, then its arguments; an array passed twice is one input.
+        outputs: the results of the function.
+        tangents: the cotangents that the backward takes; empty for inference, like gradients and residuals.
+        gradients: the results of the backward.
+        forward_ops: the number of leading equations of the joint program that belong to the forward.
+        residuals: the arrays that the backward takes from the forward; empty before the cut.
+        metadata: the records of the call; None inside a transformation, which has flat arrays and no trees.
+    """
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    tangents: tuple[Tangent, ...]
+    gradients: tuple[GradientOutput, ...]
+    forward_ops: int
+    residuals: tuple[ResidualInput, ...] = ()
+    metadata: SubclassMeta | None = None
+
+    def __str__(self) -> str:
+        """Return a line for each array: its name, its type, and where it belongs."""
+        groups = {
+            "inputs": [(each, f"{each.kind} {each.path}") for each in self.inputs],
+            "outputs": [(each, f"{each.kind} {each.path}") for each in self.outputs],
+            "residuals": [(each, f"{each.op or each.kind} {each.source}".rstrip()) for each in self.residuals],
+            "tangents": [(each, f"of {each.of}") for each in self.tangents],
+            "gradients": [(each, f"of {each.path}{_part(each)}") for each in self.gradients],
+        }
+        lines = []
+        for title, rows in groups.items():
+            lines += [title, *aligned([(each.name, each.type, words) for each, words in rows])] if rows else []
+        return "\n".join(lines)
+
+
+def _part(gradient: GradientOutput) -> str:
+    return "" if gradient.part == "whole" else f", {gradient.part}"
 
 
 def read_all(kind: type[Described], items: Any, where: str) -> tuple[Any, ...]:
