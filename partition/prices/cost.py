@@ -155,13 +155,16 @@ def _moved_bytes(graph: Graph, op: Op) -> int:
 def op_seconds(graph: Graph, op: Op, model: CostModel) -> float:
     """Return the seconds of one run of an op: the figure that the op carries itself, else the model's.
 
+    An op on values in parts takes one device its share of the time.
+
     Raises `PlanError` where the figure is negative, infinite or not a number.
     """
     if op.name in _FREE:
         return 0.0
     taken = model.seconds(graph, op) if op.seconds is None else op.seconds
     if _is_finite(taken) and taken >= 0:
-        return float(taken)
+        parts = max((graph.values[v].parts for v in (*op.inputs, *op.outputs)), default=1)
+        return float(taken) / parts if op.seconds is None else float(taken)
     where = graph.where(op.outputs[0]) if op.outputs else f"op {op.id} ({op.name})"
     what = f"takes {taken!r} seconds, says {'the op itself' if op.seconds is not None else type(model).__name__}."
     raise PlanError(message(where, what, "Give a finite number of seconds, not below zero."))

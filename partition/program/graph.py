@@ -46,12 +46,13 @@ class Value:
     Attributes:
         id: its place among the values of the graph.
         shape, dtype: the type of one copy.
-        bytes: the size of one copy.
+        bytes: the size of one copy; of a value in parts on several devices, the size of one part.
         copies: the trips of the loops around it: saving it for the backward keeps `saved_bytes`.
         loop: id of the loop in whose steps it lives, `TOP` outside all.
         maker: id of the op that computes it, None for an input of the program.
         label: the user's name for it, if it is an input; or a text, such as where its rows are (`tiles/apart`).
         payload: its type in JAX; None where the graph was read from text.
+        parts: how many parts the value has on the devices of a mesh.
     """
 
     id: int
@@ -63,6 +64,7 @@ class Value:
     maker: int | None = None
     label: str = ""
     payload: Any = field(default=None, compare=False, repr=False)
+    parts: int = field(default=1, compare=False)
 
     @property
     def name(self) -> str:

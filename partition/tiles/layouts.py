@@ -16,7 +16,7 @@ from jointcut.partition.program.graph import Graph, Value
 from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.jax.devices import Devices
 from jointcut.partition.program.jax.jaxprs import Equation, Var
-from jointcut.partition.program.jax.meshes import Spec, spec_of
+from jointcut.partition.program.jax.meshes import Spec, mesh_within, read_specs, spec_of, told_specs
 from jointcut.partition.tiles.apart import in_graph
 
 
@@ -41,6 +41,15 @@ class Layout:
         specs = (() if one is None or one[0] != mesh else one[1] for one in found)
         return None if mesh is None else cls(mesh, tuple(specs))
 
+    @classmethod
+    def within(cls, closed: Any) -> Layout | None:
+        """How values lie that a `jax.shard_map` in a program makes; None without one.
+
+        The mesh is that of the first one.
+        """
+        mesh = mesh_within(jaxprs.opened(closed)[0])
+        return None if mesh is None else cls(mesh, ())
+
     @property
     def is_known(self) -> bool:
         """Whether it is known of all inputs how they lie."""
@@ -55,18 +64,20 @@ class Layout:
         return Devices(self.mesh, tuple(axes))
 
     def laid(self, closed: Any) -> Laid:
-        """How the values of a program lie."""
+        """How the values of a program lie; inputs that lie on no mesh are laid as a `jax.shard_map` reads them."""
         jaxpr, _ = jaxprs.opened(closed)
         rows: dict[tuple[str, ...], Rows] = {}
+        read = read_specs(jaxpr.eqns)
         for number, v in enumerate(jaxpr.invars):
-            for place, axes in enumerate(self.spec(number)):
-                if axes:
-                    rows.setdefault(axes, Rows()).put([v], [place])
+            _lay(rows, v, self.spec(number) or read.get(v, ()))
         for eqn in jaxpr.eqns:
+            told = told_specs(eqn)
             for axes, own in rows.items():
-                for v, place in zip(eqn.outvars, _places(own, eqn), strict=True):
-                    if place is not None and self._may_lie(v, place, axes, rows):
+                for v, place, spec in zip(eqn.outvars, _places(own, eqn), told, strict=True):
+                    if spec is None and place is not None and self._may_lie(v, place, axes, rows):
                         own.put([v], [place])
+            for v, spec in zip(eqn.outvars, told, strict=True):
+                _lay(rows, v, spec or ())
         return Laid(self, rows)
 
     def _may_lie(self, v: Any, place: int, axes: tuple[str, ...], rows: Mapping[tuple[str, ...], Rows]) -> bool:
@@ -103,9 +114,16 @@ class Laid:
 
         def part(value: Value) -> Value:
             parts = math.prod(number for number, places in found if value.id in places)
-            return value if parts == 1 else replace(value, bytes=-(-value.bytes // parts))
+            return value if parts == 1 else replace(value, bytes=-(-value.bytes // parts), parts=parts)
 
         return replace(graph, values=tuple(map(part, graph.values)))
+
+
+def _lay(rows: dict[tuple[str, ...], Rows], v: Var, spec: Spec) -> None:
+    """Note how a value lies."""
+    for place, axes in enumerate(spec):
+        if axes:
+            rows.setdefault(axes, Rows()).put([v], [place])
 
 
 def _places(rows: Rows, eqn: Equation) -> Sequence[int | None]:
