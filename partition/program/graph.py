@@ -202,6 +202,7 @@ class Graph(Shown):
         forms: the cheaper forms of values that the backward reads.
         updates: the ops with which parameters are updated.
         tiles: the rows that run block by block; see `Roles`.
+        devices: how many devices run it together; bytes and seconds are those of one.
     """
 
     values: tuple[Value, ...]
@@ -216,6 +217,7 @@ class Graph(Shown):
     forms: tuple[Form, ...] = field(default=(), compare=False)
     updates: tuple[UpdateOps, ...] = field(default=(), compare=False)
     tiles: tuple[Tile, ...] = field(default=(), compare=False)
+    devices: int = field(default=1, compare=False)
 
     @property
     def bare(self) -> Graph:

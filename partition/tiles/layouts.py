@@ -116,7 +116,7 @@ class Laid:
             parts = math.prod(number for number, places in found if value.id in places)
             return value if parts == 1 else replace(value, bytes=-(-value.bytes // parts), parts=parts)
 
-        return replace(graph, values=tuple(map(part, graph.values)))
+        return replace(graph, values=tuple(map(part, graph.values)), devices=self.layout.mesh.size)
 
 
 def _lay(rows: dict[tuple[str, ...], Rows], v: Var, spec: Spec) -> None:
