@@ -188,6 +188,21 @@ def lengths_between(loops: Sequence[Loop], home: int, loop: int) -> list[int]:
     return lengths
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What the devices of a mesh exchange where the compiler finds it necessary, once for each run of an op.
+
+    Attributes:
+        op: the op that must run again if it is exchanged again.
+        kind: "all-reduce" or "all-gather".
+        bytes: the size of the result on each device.
+    """
+
+    op: int
+    kind: str
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Graph(Shown):
     """A joint program: values, ops, regions and loops, with the roles of its inputs and outputs.
@@ -203,6 +218,7 @@ class Graph(Shown):
         updates: the ops with which parameters are updated.
         tiles: the rows that run block by block; see `Roles`.
         devices: how many devices run it together; bytes and seconds are those of one.
+        moves: what they exchange on automatic axes where ops of the forward run again, as far as it is foreseen.
     """
 
     values: tuple[Value, ...]
@@ -218,6 +234,15 @@ class Graph(Shown):
     updates: tuple[UpdateOps, ...] = field(default=(), compare=False)
     tiles: tuple[Tile, ...] = field(default=(), compare=False)
     devices: int = field(default=1, compare=False)
+    moves: tuple[Move, ...] = field(default=(), compare=False)
+
+    @cached_property
+    def moves_of(self) -> dict[int, list[Move]]:
+        """What devices exchange, by the op that must run for it."""
+        found: dict[int, list[Move]] = {}
+        for move in self.moves:
+            found.setdefault(move.op, []).append(move)
+        return found
 
     @property
     def bare(self) -> Graph:

@@ -62,7 +62,8 @@ def read_specs(eqns: Iterable[Equation]) -> dict[Any, Spec]:
     """How the first `jax.shard_map` that reads a value lays it; none for values that no such equation reads."""
     found: dict[Any, Spec] = {}
     for eqn in eqns:
-        for v, spec in zip(eqn.invars, eqn.params["in_specs"] if eqn.primitive.name == "shard_map" else (), strict=False):
+        specs = eqn.params["in_specs"] if eqn.primitive.name == "shard_map" else ()
+        for v, spec in zip(eqn.invars, specs, strict=False):
             if isinstance(v, Var):
                 found.setdefault(v, _axes(eqn.params["mesh"], spec, v.aval))
     return found
