@@ -83,7 +83,8 @@ def arguments(width: int = WIDTH, time: int = TIME, shapes: Shapes = matrices) -
 def moves(text: str) -> Moves:
     """The collectives that a compiled program runs: how many there are of each, and the bytes that they make.
 
-    Those in the body of a loop count as often as the loop runs, where XLA knows it, and else once.
+    Those in the body of a loop count as often as the loop runs, where XLA knows it, and else once. On a TPU one that
+    runs beside products is written in all their fusions, with one number.
     """
     bodies = {
         name: lines.splitlines()
@@ -91,16 +92,20 @@ def moves(text: str) -> Moves:
     }
     (entry,) = re.findall(r"^ENTRY %?([\w.-]+)", text, re.M)
     found: Moves = {}
+    fused = set[str]()
 
-    def walk(name: str, times: int) -> None:
+    def walk(name: str, times: int, is_fused: bool = False) -> None:
         for line in bodies[name]:
-            if match := re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(", line):
+            match = re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(", line)
+            channel = re.search(r"channel_id=\d+", line) if match and is_fused else None
+            if match and not (channel and channel[0] in fused):
                 number, total = found.get(match[2], (0, 0))
                 found[match[2]] = number + times, total + times * _bytes_made(match[1], bool(match[3]))
+                fused.update([channel[0]] if channel else [])
             if re.search(r" [\w-]+-(done|update)\(", line) is None:
                 trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
                 for inner in _called(line):
-                    walk(inner, times * (int(trips[1]) if trips else 1))
+                    walk(inner, times * (int(trips[1]) if trips else 1), " fusion(" in line)
 
     walk(entry, 1)
     return found
@@ -113,8 +118,8 @@ def _called(line: str) -> list[str]:
 
 
 def _bytes_made(types: str, is_started: bool) -> int:
-    """The bytes of results; an instruction that only starts has its operands in front of them."""
-    shapes = re.findall(r"([a-z]+\d*\w*)\[([\d,]*)\]", types)
+    """The bytes of results; an instruction that only starts has its operands in front of them, and flags behind."""
+    shapes = re.findall(r"([a-z]+\d*\w*)\[([\d,]*)\]", re.sub(r"u32\[\]", "", types) if is_started else types)
     sizes = [prod(int(n) for n in dims.split(",") if n) * _bits(dtype) // 8 for dtype, dims in shapes]
     return sum(sizes[len(sizes) // 2 :] if is_started and len(sizes) > 1 else sizes)
 

@@ -9,7 +9,7 @@ device's rates (see `aot/planning/budgets/rates`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from jointcut.aot.planning.budgets.rates import device_name, on_a_thread, rates
 from jointcut.aot.planning.budgets.rates_file import note, noted
 from jointcut.aot.planning.budgets.scoped import bounded
 from jointcut.aot.progress.progress import Stage
+from jointcut.aot.trace.joint import Joint
 from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import VerifyError, message
 from jointcut.partition.lower import verify
@@ -100,24 +101,19 @@ def _rates(goal: Target | None, backend: Backend) -> CostModel | None:
     return rates()
 
 
-def on_devices(problem: Problem, goal: Target | None, arrays: Iterable[Any]) -> Problem:
-    """Return the problem with the memory of the arguments' devices, and a remark where there are several devices.
+def on_devices(problem: Problem, goal: Target | None, program: Joint) -> Problem:
+    """Return the problem with the memory of one device, and a remark where there are several devices.
 
-    Bytes of a problem are bytes of all devices together. Inside a trace of JAX's the devices are not known.
+    Inside a trace of JAX's the devices are not known.
     """
     if tracing():
         return problem
-    placed = (getattr(x, "sharding", None) for x in arrays)
-    count = max((len(sharding.device_set) for sharding in placed if sharding is not None), default=1)
     if (memory_bytes := memory_for(goal)) is not None:
-        graph = problem.graph
-        ends = {v for v, _ in (*graph.inputs, *graph.outputs) if v is not None}
-        taken = sum(graph.values[v].bytes for v in ends)
-        problem = replace(problem, room_bytes=max(0, count * memory_bytes - taken))
+        problem = replace(problem, room_bytes=max(0, memory_bytes - program.fixed_bytes))
+    count = 1 if program.laid is None else program.laid.layout.mesh.size
     if count == 1:
         return problem
-    line = f"what is saved, arguments and results are bytes of all {count} devices together; peaks are of one device"
-    return replace(problem, remarks=(*problem.remarks, line))
+    return replace(problem, remarks=(*problem.remarks, f"all bytes are those of one of {count} devices"))
 
 
 def check() -> None:

@@ -100,9 +100,7 @@ class Request:
     def problem(self) -> Problem:
         """The planning problem of the program for its target, under the options' policy."""
         problem = problem_for(self.graph, self.options, self.differentiated, self.forms)
-        if (trace := self.trace) is None:
-            return problem
-        return on_devices(problem, self.options.goal, (*trace.consts, *trace.bound.leaves))
+        return problem if self.trace is None else on_devices(problem, self.options.goal, self.program)
 
     @cached_property
     def planner(self) -> Planner:
@@ -111,13 +109,6 @@ class Request:
         Raises `PlanError` if the model returns an invalid price.
         """
         return planner_for(self.problem, self.options)
-
-    @property
-    def of_each(self) -> Planner:
-        """The planner whose bytes are those of one device, where it is known how values lie on a mesh."""
-        if (laid := self.program.laid) is None:
-            return self.planner
-        return planner_for(replace(self.problem, graph=laid.on_each(self.problem.graph)), self.options)
 
     @cached_property
     def weighing(self) -> Weighing:
@@ -260,8 +251,8 @@ class Request:
             return search(self)
         except BudgetError as refusal:
             room = room_within(wanted, lookup)(None)
-            ways = (lambda form: self._with(form).of_each), (lambda form: search(self._with(form)))
-            form, data = Priced(self.program, self.of_each), data_of(self.program, self.differentiated)
+            ways = (lambda form: self._with(form).planner), (lambda form: search(self._with(form)))
+            form, data = Priced(self.program, self.planner), data_of(self.program, self.differentiated)
             program, fitted = Tilings(form, data, room, refusal, *ways).found()
             known[name] = program.roles.tiles
             return fitted

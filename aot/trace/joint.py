@@ -87,8 +87,9 @@ class Joint:
 
     @cached_property
     def graph(self) -> Graph:
-        """The program as ops and values, without cheaper forms of the values."""
-        return read(self.closed, self.roles, opens_once=not self.is_as_jax)
+        """The program as ops and values, without cheaper forms of the values; bytes are those of one device."""
+        graph = read(self.closed, self.roles, opens_once=not self.is_as_jax)
+        return graph if self.laid is None else self.laid.on_each(graph)
 
     @property
     def has_traced_consts(self) -> bool:
@@ -100,27 +101,23 @@ class Joint:
         """Whether there is a backward: something is differentiated, and something can carry a cotangent."""
         return Role.GRADIENT in self.roles.outputs and Role.COTANGENT in self.roles.inputs
 
-    @property
+    @cached_property
     def fixed_bytes(self) -> int:
-        """The bytes of arguments, results and gradients, needed under any plan; replaced arrays count once."""
+        """The bytes of arguments, results and gradients, needed under any plan; replaced arrays count once.
+
+        On a mesh these are the bytes of one device.
+        """
         jaxpr, _ = jaxprs.opened(self.closed)
         results = set(jaxprs.variables(jaxpr.outvars))
         kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.roles.replaced}
-        return sum(abstract.aval_bytes(v.aval) for v in kept | results)
+        parts = self.laid.parts if self.laid is not None else lambda v: 1
+        return sum(-(-abstract.aval_bytes(v.aval) // parts(v)) for v in kept | results)
 
-    @property
+    @cached_property
     def laid(self) -> Laid | None:
-        """How the values lie on a mesh, as far as the types and the arguments tell; None where they lie on none."""
-        return None if self.layout is None or not self.layout.is_known else self.layout.laid(self.closed)
-
-    @property
-    def fixed_bytes_each(self) -> int:
-        """The part of the fixed bytes that one device has."""
-        if (laid := self.laid) is None:
-            return self.fixed_bytes
-        jaxpr, _ = jaxprs.opened(self.closed)
-        kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.roles.replaced}
-        return sum(abstract.aval_bytes(v.aval) // laid.parts(v) for v in kept | {*jaxprs.variables(jaxpr.outvars)})
+        """How the values lie on a mesh, by arguments, types and each `jax.shard_map`; None where they lie on none."""
+        layout = Layout.within(self.closed) if self.layout is None else self.layout
+        return layout.laid(self.closed) if layout is not None and layout.is_known else None
 
     @property
     def carries(self) -> tuple[bool, ...]:

@@ -57,11 +57,7 @@ class Shards(OnceKind):
     def keep(self, like: Any, kept: Sequence[Sequence[Any]]) -> Kept:
         """Arrays that are laid over the mesh along their first axis."""
         (avals,) = kept
-        mesh, manual = like.params["mesh"], like.params["newly_manual_axes"]
-        checks = like.params["check_vma"]
-        over = [meshes.varying(aval) if checks else manual for aval in avals]
-        axes = [tuple(axis for axis in mesh.axis_names if axis in own) for own in over]
-        return _Laid(like, tuple(avals), tuple(map(tuple, axes)))
+        return _Laid(like, tuple(avals), tuple(tuple(axis for axis, _ in meshes.laid_over(like, a)) for a in avals))
 
 
 @dataclass(frozen=True)

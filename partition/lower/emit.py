@@ -9,6 +9,7 @@ Equations keep their name stack and source line.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,9 @@ from jointcut.partition.lower.listing import Schedule
 from jointcut.partition.lower.steps import Zeros
 from jointcut.partition.lower.writer import Key, Writer
 from jointcut.partition.packing.packing import Packings
-from jointcut.partition.program.graph import TOP, Graph
+from jointcut.partition.program.graph import SHARDS, TOP, Graph
 from jointcut.partition.program.jax import abstract, jaxprs, runtime
+from jointcut.partition.program.jax.meshes import laid_over
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.fills import zeros_apart
 
@@ -29,12 +31,14 @@ from jointcut.partition.rewrite.fills import zeros_apart
 class Residual:
     """The origin of one residual: `kind` is "saved", "output" or "input".
 
-    `index` is its place among the forward's saved results, its outputs, or the program's primals.
+    `index` is its place among the forward's saved results, its outputs, or the program's primals. `parts` is the number
+    of devices that each have a part of it.
     """
 
     kind: str
     index: int
     value: int
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -52,19 +56,19 @@ class Halves:
 
     @property
     def residual_bytes(self) -> int:
-        """Bytes alive in the device's memory between the halves, beyond the arrays that the caller holds."""
-        return sum(abstract.aval_bytes(aval) for aval in self._saved() if not abstract.is_on_host(aval))
+        """Bytes alive in the memory of one device between the halves, beyond the arrays that the caller holds."""
+        return sum(size for aval, size in self._saved() if not abstract.is_on_host(aval))
 
     @property
     def host_bytes(self) -> int:
-        """Bytes alive in host memory between the halves."""
-        return sum(abstract.aval_bytes(aval) for aval in self._saved() if abstract.is_on_host(aval))
+        """Bytes alive in host memory between the halves, for one device."""
+        return sum(size for aval, size in self._saved() if abstract.is_on_host(aval))
 
-    def _saved(self) -> Iterator[Any]:
-        """The types of the forward's results that only the backward reads."""
+    def _saved(self) -> Iterator[tuple[Any, int]]:
+        """The types of the forward's results that only the backward reads, each with the bytes of one device."""
         backward, _ = jaxprs.opened(self.backward)
         pairs = zip(backward.invars, self.residuals, strict=False)
-        return (v.aval for v, r in pairs if r.kind == "saved")
+        return ((v.aval, -(-abstract.aval_bytes(v.aval) // r.parts)) for v, r in pairs if r.kind == "saved")
 
 
 def emit(graph: Graph, schedule: Schedule, packings: Packings | None = None) -> Halves:
@@ -135,13 +139,21 @@ def _residuals(graph: Graph, schedule: Schedule, kept: Iterable[int], counts: Ma
             yield Residual("output", outputs.index(v), v)
         else:
             count = counts.get(v, 1)
-            yield from (Residual("saved", i, v) for i in range(saved, saved + count))
+            yield from (Residual("saved", i, v, _parts(graph, v)) for i in range(saved, saved + count))
             saved += count
     for i, v in enumerate(graph.role_inputs(Role.PRIMAL)):
         if v not in schedule.stored:
             yield Residual("input", i, v)
     for i, v in enumerate(kept, saved):
-        yield Residual("saved", i, v)
+        yield Residual("saved", i, v, _parts(graph, v))
+
+
+def _parts(graph: Graph, v: int) -> int:
+    """The number of devices that each have a part of a value; inside `jax.shard_map` each has a value of its own."""
+    value = graph.values[v]
+    holders = (graph.ops[r.holder] for r in graph.regions if r.holder is not None and r.loop == graph.branch_of(v, TOP))
+    laid = next((op.payload for op in holders if op.name == SHARDS), None)
+    return value.parts if laid is None else math.prod(dict(laid_over(laid, value.payload)).values())
 
 
 def _ends(graph: Graph, role: Role) -> list[tuple[int | None, Any]]:

@@ -24,6 +24,9 @@ from jointcut.partition.program.graph import LITERAL, OPEN, STEP, Graph, Op
 from jointcut.partition.program.primitives import CALLS
 from jointcut.partition.program.sides import Sides
 
+#: The seconds that a collective of few bytes takes, about as nccl-tests tells on eight GPUs of one host.
+LINK_S = 2e-5
+
 #: With fewer bytes of temporaries than this, by the model, no fresh memory is needed: C libraries keep buffers up to 32
 #: MB for the next call, and XLA takes about a quarter more than the model says.
 REUSED_BYTES = 24_000_000
@@ -97,6 +100,11 @@ class Roofline:
         moving = 0.0 if _is_fused(graph, op) else _moved_bytes(graph, op) / self.bytes_per_s
         return max(computing, moving)
 
+    @property
+    def moved_per_s(self) -> float:
+        """Bytes a second from other devices to one; those of a host share its memory."""
+        return self.bytes_per_s
+
     def product_rate(self, graph: Graph, op: Op) -> float:
         """The flops per second of an op's products."""
         del graph, op
@@ -155,16 +163,31 @@ def _moved_bytes(graph: Graph, op: Op) -> int:
 def op_seconds(graph: Graph, op: Op, model: CostModel) -> float:
     """Return the seconds of one run of an op: the figure that the op carries itself, else the model's.
 
+    An op on values in parts takes one device its share of the time.
+
     Raises `PlanError` where the figure is negative, infinite or not a number.
     """
     if op.name in _FREE:
         return 0.0
     taken = model.seconds(graph, op) if op.seconds is None else op.seconds
     if _is_finite(taken) and taken >= 0:
-        return float(taken)
+        parts = max((graph.values[v].parts for v in (*op.inputs, *op.outputs)), default=1)
+        return float(taken) / parts + moving_seconds(graph, op, model) if op.seconds is None else float(taken)
     where = graph.where(op.outputs[0]) if op.outputs else f"op {op.id} ({op.name})"
     what = f"takes {taken!r} seconds, says {'the op itself' if op.seconds is not None else type(model).__name__}."
     raise PlanError(message(where, what, "Give a finite number of seconds, not below zero."))
+
+
+def moving_seconds(graph: Graph, op: Op, model: CostModel) -> float:
+    """Return the seconds in which devices exchange what an op needs or makes, on axes that the compiler lays out.
+
+    A sum over devices passes each link twice. A model that is no `Roofline` has no price for it.
+    """
+    if not isinstance(model, Roofline):
+        return 0.0
+    moves = graph.moves_of.get(op.id, ())
+    moved_bytes = sum(move.bytes * (2 if move.kind == "all-reduce" else 1) for move in moves)
+    return len(moves) * LINK_S + moved_bytes / model.moved_per_s
 
 
 def recompute_seconds(graph: Graph, sides: Sides, model: CostModel) -> list[float]:

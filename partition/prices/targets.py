@@ -14,7 +14,7 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.prices.cost import LINK_S, Roofline
 from jointcut.partition.prices.flops import products
 from jointcut.partition.program.graph import Graph, Op
 from jointcut.partition.program.primitives import COLLECTIVES
@@ -22,9 +22,6 @@ from jointcut.partition.program.primitives import COLLECTIVES
 #: The shares of a data sheet's figures that programs attain. On an H100 a large product in TF32 reaches 0.8 of its
 #: peak, and a loop over elements 0.85 of the memory's rate. By the cycles that XLA:TPU tells, products reach 0.8, too.
 ATTAINED = {"products": 0.8, "elementwise": 0.75, "memory": 0.85, "links": 0.8}
-
-#: The seconds that a collective of few bytes takes, about as nccl-tests tells on eight GPUs of one host.
-LINK_S = 2e-5
 
 _CONFIGURATION = """gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: {warp} shared_memory_per_block: {block}
@@ -59,9 +56,14 @@ class Accelerator(Roofline):
         if op.name not in COLLECTIVES:
             return super().seconds(graph, op)
         moved = max(sum(graph.values[v].bytes for v in ends) for ends in (op.inputs, op.outputs))
+        return LINK_S + moved / self.moved_per_s
+
+    @property
+    def moved_per_s(self) -> float:
+        """Bytes a second from other devices to one, by the links or by way of the host."""
         rate = self.link_bytes_per_s or self.host_bytes_per_s
         assert rate is not None, "an accelerator has a link to its host"
-        return LINK_S + moved / rate
+        return rate
 
     def product_rate(self, graph: Graph, op: Op) -> float:
         """The flops per second of an op's products, by the types of their operands and their precision."""

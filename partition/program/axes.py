@@ -104,9 +104,13 @@ class Rows:
                 folds = any(map(_is_fold, results)) and not any(map(_is_fold, given))
                 self.ends += ends or [(eqn, places)] * (MET not in given and (meets or folds))
 
+    def another(self) -> Rows:
+        """The rows of a program inside an equation, not followed yet."""
+        return Rows()
+
     def look_into(self, eqn: Equation, programs: Sequence[tuple[Any, Sequence[Place]]]) -> list[list[Place]]:
         """Follow rows through programs inside an equation, from the places of inputs to the places of results."""
-        inside = [followed(program, places) for program, places in programs]
+        inside = [_through(self.another(), program, places) for program, places in programs]
         self.inside[id(eqn)] = inside
         outvars = [jaxprs.opened(program)[0].outvars for program, _ in programs]
         return [[rows.place(v) for v in variables] for rows, variables in zip(inside, outvars, strict=True)]
@@ -114,8 +118,11 @@ class Rows:
 
 def followed(program: Any, places: Sequence[Place]) -> Rows:
     """The rows in a jaxpr, given their places in its inputs; None for an input that any row may read whole."""
+    return _through(Rows(), program, places)
+
+
+def _through(rows: Rows, program: Any, places: Sequence[Place]) -> Rows:
     jaxpr: Jaxpr = jaxprs.opened(program)[0]
-    rows = Rows()
     rows.put(jaxpr.invars, places)
     rows.follow(jaxpr.eqns)
     return rows

@@ -46,12 +46,13 @@ class Value:
     Attributes:
         id: its place among the values of the graph.
         shape, dtype: the type of one copy.
-        bytes: the size of one copy.
+        bytes: the size of one copy; of a value in parts on several devices, the size of one part.
         copies: the trips of the loops around it: saving it for the backward keeps `saved_bytes`.
         loop: id of the loop in whose steps it lives, `TOP` outside all.
         maker: id of the op that computes it, None for an input of the program.
         label: the user's name for it, if it is an input; or a text, such as where its rows are (`tiles/apart`).
         payload: its type in JAX; None where the graph was read from text.
+        parts: how many parts the value has on the devices of a mesh.
     """
 
     id: int
@@ -63,6 +64,7 @@ class Value:
     maker: int | None = None
     label: str = ""
     payload: Any = field(default=None, compare=False, repr=False)
+    parts: int = field(default=1, compare=False)
 
     @property
     def name(self) -> str:
@@ -186,6 +188,21 @@ def lengths_between(loops: Sequence[Loop], home: int, loop: int) -> list[int]:
     return lengths
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What the devices of a mesh exchange where the compiler finds it necessary, once for each run of an op.
+
+    Attributes:
+        op: the op that must run again if it is exchanged again.
+        kind: "all-reduce" or "all-gather".
+        bytes: the size of the result on each device.
+    """
+
+    op: int
+    kind: str
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Graph(Shown):
     """A joint program: values, ops, regions and loops, with the roles of its inputs and outputs.
@@ -200,6 +217,8 @@ class Graph(Shown):
         forms: the cheaper forms of values that the backward reads.
         updates: the ops with which parameters are updated.
         tiles: the rows that run block by block; see `Roles`.
+        devices: how many devices run it together; bytes and seconds are those of one.
+        moves: what they exchange on automatic axes where ops of the forward run again, as far as it is foreseen.
     """
 
     values: tuple[Value, ...]
@@ -214,6 +233,16 @@ class Graph(Shown):
     forms: tuple[Form, ...] = field(default=(), compare=False)
     updates: tuple[UpdateOps, ...] = field(default=(), compare=False)
     tiles: tuple[Tile, ...] = field(default=(), compare=False)
+    devices: int = field(default=1, compare=False)
+    moves: tuple[Move, ...] = field(default=(), compare=False)
+
+    @cached_property
+    def moves_of(self) -> dict[int, list[Move]]:
+        """What devices exchange, by the op that must run for it."""
+        found: dict[int, list[Move]] = {}
+        for move in self.moves:
+            found.setdefault(move.op, []).append(move)
+        return found
 
     @property
     def bare(self) -> Graph:

@@ -95,10 +95,10 @@ def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
     planner = Planner(problem.timed(model))
     if problem.rates is not None:
         return leanest(planner, plan)
-    if plan.bytes_saved >= REUSED_BYTES / 2 and (smaller := better(planner, plan)) is not None:
+    if planner.of_process(plan.bytes_saved) >= REUSED_BYTES / 2 and (smaller := better(planner, plan)) is not None:
         return smaller
     whole = mincut.save_all(problem)
-    if not plan.recomputed or whole.bytes_saved < NOTICED or is_gain(planner, plan, whole):
+    if not plan.recomputed or planner.of_process(whole.bytes_saved) < NOTICED or is_gain(planner, plan, whole):
         return plan
     return whole
 
@@ -145,18 +145,25 @@ def _with_room(planner: Planner, chosen: Candidate, whole: Candidate) -> Candida
 
 
 def better(planner: Planner, default: Plan) -> Plan | None:
-    """The smallest plan of the front that is clearly smaller than the default and no slower, by the model; or None."""
+    """The smallest plan of the front that is clearly smaller than the default and no slower, by the model; or None.
+
+    Over several devices some values have more parts than others, and no plan of the front may keep the right ones. Then
+    the smallest plan of the menu is taken that is no slower.
+    """
     most_seconds = planner.weighed_seconds(planner.priced(default))
     saving = planner.model.saving_seconds
     fast_enough = [c for c in planner.front.choices if c.seconds + saving(c.bytes) <= most_seconds]
     if not fast_enough:
         return None
     peak_bytes = planner.candidate(default).peak_bytes
-    if peak_bytes < REUSED_BYTES:
+    if planner.of_process(peak_bytes) < REUSED_BYTES:
         return None
     candidates = [planner.candidate(planner.plan(choice, FRONT)) for choice in spread(fast_enough, TRIED)]
+    most_bytes = (1 - LEAST_PEAK) * peak_bytes
+    if planner.graph.devices > 1 and min(c.peak_bytes for c in candidates) > most_bytes:
+        candidates += [c for c in planner.menu if c.step_seconds <= most_seconds]
     smallest = min(candidates, key=lambda c: (c.peak_bytes, c.step_seconds))
-    return smallest.plan if smallest.peak_bytes <= (1 - LEAST_PEAK) * peak_bytes else None
+    return smallest.plan if smallest.peak_bytes <= most_bytes else None
 
 
 #: The strategies by name.

@@ -7,16 +7,18 @@ and XLA finds it so. A reshape that puts axes together, or takes one apart, keep
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jointcut.partition.program.axes import Rows, through
-from jointcut.partition.program.graph import Graph, Value
+from jointcut.partition.program.axes import Joined, Rows, through
+from jointcut.partition.program.graph import STEP, TOP, Graph, Move, Region, Value
 from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.jax.devices import Devices
 from jointcut.partition.program.jax.jaxprs import Equation, Var
-from jointcut.partition.program.jax.meshes import Spec, spec_of
+from jointcut.partition.program.jax.meshes import Spec, mesh_within, read_specs, spec_of, told_specs
+from jointcut.partition.program.primitives import PRODUCTS, REDUCTIONS, VIEWS
+from jointcut.partition.program.roles import Side
 from jointcut.partition.tiles.apart import in_graph
 
 
@@ -41,6 +43,15 @@ class Layout:
         specs = (() if one is None or one[0] != mesh else one[1] for one in found)
         return None if mesh is None else cls(mesh, tuple(specs))
 
+    @classmethod
+    def within(cls, closed: Any) -> Layout | None:
+        """How values lie that a `jax.shard_map` in a program makes; None without one.
+
+        The mesh is that of the first one.
+        """
+        mesh = mesh_within(jaxprs.opened(closed)[0])
+        return None if mesh is None else cls(mesh, ())
+
     @property
     def is_known(self) -> bool:
         """Whether it is known of all inputs how they lie."""
@@ -55,25 +66,71 @@ class Layout:
         return Devices(self.mesh, tuple(axes))
 
     def laid(self, closed: Any) -> Laid:
-        """How the values of a program lie."""
+        """How the values of a program lie; inputs that lie on no mesh are laid as a `jax.shard_map` reads them."""
         jaxpr, _ = jaxprs.opened(closed)
-        rows: dict[tuple[str, ...], Rows] = {}
+        laid = Laid(self, {})
+        read = read_specs(jaxpr.eqns)
         for number, v in enumerate(jaxpr.invars):
-            for place, axes in enumerate(self.spec(number)):
-                if axes:
-                    rows.setdefault(axes, Rows()).put([v], [place])
+            laid.lay(v, self.spec(number) or read.get(v, ()))
         for eqn in jaxpr.eqns:
-            for axes, own in rows.items():
-                for v, place in zip(eqn.outvars, _places(own, eqn), strict=True):
-                    if place is not None and self._may_lie(v, place, axes, rows):
+            told = told_specs(eqn)
+            for axes, own in laid.rows.items():
+                for v, place, spec in zip(eqn.outvars, own.through(eqn), told, strict=True):
+                    if spec is None and place is not None and self._may_lie(v, place, axes, laid.rows):
                         own.put([v], [place])
-        return Laid(self, rows)
+            for v, spec in zip(eqn.outvars, told, strict=True):
+                laid.lay(v, spec or ())
+        return laid
 
     def _may_lie(self, v: Any, place: int, axes: tuple[str, ...], rows: Mapping[tuple[str, ...], Rows]) -> bool:
         """Whether an axis of a value may lie along axes of the mesh: no other does, and the parts are equally large."""
         known = ((given, own.place(v)) for given, own in rows.items())
         is_taken = any(p == place or (p is not None and not {*axes}.isdisjoint(given)) for given, p in known)
         return not is_taken and v.aval.shape[place] % self.devices(axes).number == 0
+
+
+@dataclass
+class Along(Rows):
+    """Where the values of one program lie along some axes of a mesh, and what the devices exchange.
+
+    Attributes:
+        moves: the products and reductions at which devices exchange something: the equation, the value that all of them
+            need whole, and whether it is a sum of theirs.
+    """
+
+    moves: list[tuple[Equation, Var, bool]] = field(default_factory=list)
+
+    def another(self) -> Along:
+        """The same of a program inside an equation."""
+        return Along()
+
+    def follow(self, eqns: Iterable[Equation]) -> None:
+        """Follow the values through equations; what is summed up over devices is whole on each."""
+        self.moves.clear()
+        for eqn in eqns:
+            self.put(eqn.outvars, self.through(eqn))
+
+    def through(self, eqn: Equation) -> Sequence[int | None]:
+        """The axis of each result that lies along axes of the mesh as the operands do.
+
+        Where two operands lie along them, and no result can as both do, the larger one stays and the other is gathered.
+        """
+        places = [self.place(v) for v in eqn.invars]
+        given = {n: p for n, p in enumerate(places) if isinstance(p, int)}
+        if given and eqn.primitive.name == "reshape":
+            return [_reshaped(eqn, given[0])]
+        by_size = sorted(given, key=lambda n: -abstract.aval_bytes(eqn.invars[n].aval))
+        ways = [given, *({n: given[n]} for n in by_size)] if given else []
+        for way in ways:
+            if (found := through(self, eqn, [way.get(n) for n in range(len(places))])) is not None:
+                break
+        else:
+            way, found = {}, [None] * len(eqn.outvars)
+        if eqn.primitive.name in PRODUCTS | REDUCTIONS:
+            self.moves += [(eqn, eqn.invars[n], False) for n in given if n not in way]
+            sums = zip(eqn.outvars, found, strict=True)
+            self.moves += [(eqn, v, True) for v, p in sums if isinstance(p, Joined)]
+        return [p if isinstance(p, int) else None for p in found]
 
 
 @dataclass(frozen=True)
@@ -86,7 +143,13 @@ class Laid:
     """
 
     layout: Layout
-    rows: Mapping[tuple[str, ...], Rows]
+    rows: dict[tuple[str, ...], Along]
+
+    def lay(self, v: Var, spec: Spec) -> None:
+        """Note how a value lies."""
+        for place, axes in enumerate(spec):
+            if axes:
+                self.rows.setdefault(axes, Along()).put([v], [place])
 
     def axes(self, v: Var, place: int) -> tuple[str, ...]:
         """The axes of the mesh along an axis of a value; empty where all of it is on all devices."""
@@ -103,25 +166,33 @@ class Laid:
 
         def part(value: Value) -> Value:
             parts = math.prod(number for number, places in found if value.id in places)
-            return value if parts == 1 else replace(value, bytes=-(-value.bytes // parts))
+            return value if parts == 1 else replace(value, bytes=-(-value.bytes // parts), parts=parts)
 
-        return replace(graph, values=tuple(map(part, graph.values)))
+        on_one = replace(graph, values=tuple(map(part, graph.values)), devices=self.layout.mesh.size)
+        return replace(on_one, moves=tuple(self._moves(on_one)))
 
+    def _moves(self, graph: Graph) -> Iterator[Move]:
+        """What devices exchange if the forward runs again, by the op that must run for it.
 
-def _places(rows: Rows, eqn: Equation) -> Sequence[int | None]:
-    """The axis of each result that lies along axes of the mesh as the operands do.
-
-    Where two operands lie along them, and no result can as both do, the larger one stays and the other is gathered.
-    """
-    places = [rows.place(v) for v in eqn.invars]
-    given = {n: p for n, p in enumerate(places) if isinstance(p, int)}
-    if given and eqn.primitive.name == "reshape":
-        return [_reshaped(eqn, given[0])]
-    by_size = sorted(given, key=lambda n: -abstract.aval_bytes(eqn.invars[n].aval))
-    ways = [given, *({n: given[n]} for n in by_size)] if given else []
-    operands = ([way.get(n) for n in range(len(places))] for way in ways)
-    found = next((found for own in operands if (found := through(rows, eqn, own)) is not None), ())
-    return [p if isinstance(p, int) else None for p in found] or [None] * len(eqn.outvars)
+        A sum belongs to its op. An array that some op needs whole belongs to the op that computes it: if it is saved,
+        or is an input, the copy that the forward gathered serves the backward, too.
+        """
+        ops = {id(op.payload): op for op in graph.ops if op.payload is not None}
+        for axes, rows in self.rows.items():
+            number, seen = self.layout.devices(axes).number, set[int]()
+            for region, along in _by_region(rows, graph):
+                for eqn, v, is_sum in along.moves:
+                    op, value = ops.get(id(eqn)), region.names.get(v)
+                    if op is None or op.origin is not Side.FORWARD or not isinstance(value, int):
+                        continue
+                    if is_sum:
+                        yield Move(op.id, "all-reduce", graph.values[value].bytes)
+                        continue
+                    while (maker := graph.maker_of(value)) is not None and maker.name in VIEWS | {STEP}:
+                        value = maker.inputs[0]
+                    if maker is not None and value not in seen:
+                        seen.add(value)
+                        yield Move(maker.id, "all-gather", number * graph.values[value].bytes)
 
 
 def _reshaped(eqn: Equation, axis: int) -> int | None:
@@ -130,3 +201,15 @@ def _reshaped(eqn: Equation, axis: int) -> int | None:
     new: Any = eqn.outvars[0].aval
     before = math.prod(old.shape[:axis])
     return next((n for n, m in enumerate(new.shape) if m > 1 and math.prod(new.shape[:n]) == before), None)
+
+
+def _by_region(rows: Rows, graph: Graph) -> Iterator[tuple[Region, Along]]:
+    """The regions of a graph, each with what is known along some axes of the mesh."""
+    known: dict[int, Rows] = {TOP: rows}
+    for region in graph.regions:
+        if region.holder is not None and region.parent in known:
+            inside = known[region.parent].inside.get(id(graph.ops[region.holder].payload), ())
+            known |= dict(zip(graph.bodies[region.holder].regions, inside, strict=False))
+        found = known.get(region.id)
+        if isinstance(found, Along):
+            yield region, found

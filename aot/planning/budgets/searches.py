@@ -371,7 +371,7 @@ def room_within(wanted: Wanted[Any], lookup: Lookup) -> Room:
 
     goal = wanted.options.goal
     device_bytes = None if goal is None else goal.memory_bytes
-    return room_for(wanted.budget, wanted.leaves, wanted.program.fixed_bytes_each, plain_bytes, device_bytes)
+    return room_for(wanted.budget, wanted.leaves, wanted.program.fixed_bytes, plain_bytes, device_bytes)
 
 
 def _kept(wanted: Wanted[_T], lookup: Lookup, fitted: Fitted[_T], now: Stage, how: str) -> Fitted[_T]:

@@ -74,7 +74,7 @@ class Priced:
         if refusal.least_bytes is None or not self.least_bytes or math.isinf(self.least_bytes):
             return 1.0
         least, most = RATIOS
-        return min(max((refusal.least_bytes - self.program.fixed_bytes_each) / self.least_bytes, least), most)
+        return min(max((refusal.least_bytes - self.program.fixed_bytes) / self.least_bytes, least), most)
 
     def seconds(self, room: float) -> float:
         """The time of the fastest plan that is expected to take no more than the room."""

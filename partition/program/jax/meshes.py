@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,9 +38,48 @@ def spec_of(x: Any) -> tuple[Any, Spec | None] | None:
         return None
     if is_traced and kinds.Auto in mesh.axis_types:
         return mesh, None
+    return mesh, _axes(mesh, spec, x)
+
+
+def told_specs(eqn: Equation) -> list[Spec | None]:
+    """For each result of an equation, the axes of a mesh along each of its axes; None where the equation does not tell.
+
+    A `jax.shard_map` tells it, a constraint does, and so do types on explicit axes.
+    """
+    given: Sequence[Any] = ()
+    if eqn.primitive.name == "shard_map":
+        given = [(eqn.params["mesh"], spec) for spec in eqn.params["out_specs"]]
+    elif eqn.primitive.name == "sharding_constraint":
+        sharding = eqn.params["sharding"]
+        given = [(getattr(sharding, "mesh", None), getattr(sharding, "spec", None))]
+    if given and all(mesh is not None and spec is not None for mesh, spec in given):
+        return [_axes(mesh, spec, v.aval) for (mesh, spec), v in zip(given, eqn.outvars, strict=True)]
+    typed = [spec_of(v.aval) if is_explicit(getattr(v.aval, "sharding", None)) else None for v in eqn.outvars]
+    return [None if one is None else one[1] for one in typed]
+
+
+def read_specs(eqns: Iterable[Equation]) -> dict[Any, Spec]:
+    """How the first `jax.shard_map` that reads a value lays it; none for values that no such equation reads."""
+    found: dict[Any, Spec] = {}
+    for eqn in eqns:
+        specs = eqn.params["in_specs"] if eqn.primitive.name == "shard_map" else ()
+        for v, spec in zip(eqn.invars, specs, strict=False):
+            if isinstance(v, Var):
+                found.setdefault(v, _axes(eqn.params["mesh"], spec, v.aval))
+    return found
+
+
+def mesh_within(jaxpr: Any) -> Any | None:
+    """The mesh of the first `jax.shard_map` over several devices among the equations of a jaxpr; None without one."""
+    meshes = (eqn.params["mesh"] for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map")
+    return next((mesh for mesh in meshes if mesh.size > 1), None)
+
+
+def _axes(mesh: Any, spec: Sequence[Any], x: Any) -> Spec:
+    """The axes of several devices in a spec, along each axis of an array."""
     given = (*spec, *(None,) * (len(getattr(x, "shape", ())) - len(spec)))
     every = (own if isinstance(own, tuple) else () if own is None else (own,) for own in given)
-    return mesh, tuple(tuple(axis for axis in own if mesh.shape[axis] > 1) for own in every)
+    return tuple(tuple(axis for axis in own if mesh.shape.get(axis, 1) > 1) for own in every)
 
 
 def sharding_in_type(aval: Any) -> Any:
@@ -55,6 +94,13 @@ def sharding_in_type(aval: Any) -> Any:
 def varying(aval: Any) -> frozenset[Any]:
     """The axes of a mesh over which a value varies from device to device inside `jax.shard_map`."""
     return getattr(getattr(aval, "manual_axis_type", None), "varying", frozenset())
+
+
+def laid_over(eqn: Equation, aval: Any) -> list[tuple[Any, int]]:
+    """The axes of a `jax.shard_map`'s mesh along which the devices have values of their own, with their sizes."""
+    mesh, manual = eqn.params["mesh"], eqn.params["newly_manual_axes"]
+    over = varying(aval) if eqn.params["check_vma"] else manual
+    return [(axis, size) for axis, size in mesh.shape.items() if axis in over]
 
 
 def manual_mesh() -> Any | None:

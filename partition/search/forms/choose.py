@@ -52,7 +52,7 @@ def _cheaper(graph: Graph, rates: Roofline | None) -> Graph:
         return graph
     plan = min_cut(problem)
     if rates is not None:
-        rates = rates.within(plan.bytes_saved)
+        rates = rates.within(plan.bytes_saved * graph.devices)
     with_results = _written(graph, problem, plan, rates, results)
     if with_results is not graph:
         again = Problem.of(with_results)

@@ -55,7 +55,8 @@ class Rewriting:
     def _put(self, place: _Place, near: Op, equation: Any, invars: Sequence[Any], operands: Sequence[Any]) -> int:
         """Add an op to the region of another one, under its name stack and source line."""
         out = jaxprs.fresh(equation.outvars[0].aval)
-        v = self._value(out.aval, self.graph.regions[near.region].loop, len(self.ops))
+        parts = max((self.value(x).parts for x in operands if isinstance(x, int)), default=1)
+        v = self._value(out.aval, self.graph.regions[near.region].loop, len(self.ops), parts)
         self._named(near.region)[out] = v
         read = tuple(x if isinstance(x, int) else None for x in operands)
         payload = jaxprs.rebound(equation, invars, [out])
@@ -81,7 +82,7 @@ class Rewriting:
 
     def step(self, op: Op, stack: int, loop: int, aval: Any) -> int:
         """Add an op that takes one step's slice of a stack, before an op outside the loop; return the slice."""
-        v = self._value(aval, loop, len(self.ops))
+        v = self._value(aval, loop, len(self.ops), self.value(stack).parts)
         self.ops.append(((op.id, -1, len(self.ops)), Op(len(self.ops), STEP, (stack,), (v,), op.region)))
         return v
 
@@ -102,10 +103,11 @@ class Rewriting:
         count = len(self.graph.values)
         return self.graph.values[v] if v < count else self.values[v - count]
 
-    def _value(self, aval: Any, loop: int, maker: int) -> int:
+    def _value(self, aval: Any, loop: int, maker: int, parts: int) -> int:
         copies = self.graph.trips[loop]
-        v, size = len(self.graph.values) + len(self.values), abstract.aval_bytes(aval)
-        self.values.append(Value(v, tuple(aval.shape), aval.dtype.name, size, copies, loop, maker, payload=aval))
+        v, size = len(self.graph.values) + len(self.values), -(-abstract.aval_bytes(aval) // parts)
+        known = {"payload": aval, "parts": parts}
+        self.values.append(Value(v, tuple(aval.shape), aval.dtype.name, size, copies, loop, maker, **known))
         return v
 
     def _named(self, region: int) -> dict[Any, Any]:
@@ -143,8 +145,10 @@ class Rewriting:
         bodies = {number[i]: replace(body, op=number[i]) for i, body in graph.bodies.items()}
         nested = {number[i]: step for i, step in graph.nested.items()}
         updates = tuple(replace(update, ops=tuple(number[i] for i in update.ops)) for update in graph.updates)
+        moves = tuple(replace(move, op=number[move.op]) for move in graph.moves)
         parts = {"values": tuple(values), "ops": tuple(ops), "regions": tuple(regions), "updates": updates}
-        return replace(graph, **parts, bodies=bodies, nested=nested, forms=(*graph.forms, *self.forms))
+        forms = (*graph.forms, *self.forms)
+        return replace(graph, **parts, bodies=bodies, nested=nested, forms=forms, moves=moves)
 
     def _reading(self, op: Op) -> Op:
         """The op with new values in the place of old ones."""
