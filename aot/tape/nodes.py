@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jointcut.aot.tape.records import Record, Records
+from jointcut.aot.hooks.islands import Island
+from jointcut.aot.tape.records import NUMBERS, Record, Records, crossing
 from jointcut.partition.errors import CallError, NonFiniteError, TraceError, message
 from jointcut.partition.program.jax import abstract, eager, user_source
 from jointcut.partition.program.places import line_at
@@ -101,6 +102,8 @@ class Recording:
         mask = tuple(edge is not None for edge in edges)
         refuse_references(self, op, values)
         record = self.records.of(op, values, mask, self.context)
+        if record is NUMBERS:
+            return self._island(op, edges, values)
         results = record.run(*record.consts, *values)
         outputs = results[: record.num_outputs]
         if self.check:
@@ -126,6 +129,27 @@ class Recording:
             saved = list(map(self.packing[-1].packed, saved))
         node = Node(self, record, [edges[i] for i in record.wanted], saved)  # pyright: ignore[reportArgumentType]
         return self._behind(node, results[: record.num_outputs])
+
+    def _island(self, op: eager.Operation, edges: Sequence[Edge | None], values: Sequence[Any]) -> Any:
+        """Return the outputs of an op whose derivative rule needs numbers, and note its backward."""
+        source, wanted = user_source.source_here(), [i for i, edge in enumerate(edges) if edge is not None]
+        name = getattr(op.functions[0].f, "__name__", op.name)
+        where = f"{name} at {line_at(source)}"
+        if not self.keeps_residuals:
+            what = (
+                f"calls {name}, whose derivative rule needs numbers: with a budget or policy all ops are one program."
+            )
+            cure = "Compute with jax.numpy in the rule, call numpy through jax.pure_callback, or leave the budget out."
+            raise CallError(message(f"{self.name} at {line_at(source)}", what, cure))
+        island, outputs, moving = Island.of(op, values, wanted, where)
+        if self.check:
+            refuse_nonfinite(outputs, f"The forward of {self.name}", name, source)
+        if self.packing:
+            island.kept = list(map(self.packing[-1].packed, island.kept))
+        node = Node(self, crossing(name, island.types, len(outputs), moving), [edges[i] for i in wanted], ())  # pyright: ignore[reportArgumentType]
+        node.hooks.append(island.place([abstract.cotangent_aval(jax.typeof(outputs[i])) for i in moving]))
+        made = self._behind(node, outputs)
+        return made if op.multiple else made[0]
 
     def listed(
         self, record: Record, edges: Sequence[Edge | None], values: Sequence[Any], outputs: Sequence[Any]

@@ -39,6 +39,11 @@ class Operation:
                     store.reset()
         return [store for f in self.functions[:1] for store in f.stores]
 
+    def forget(self) -> None:
+        """Remove all values that were left behind, so that the function can run again."""
+        for store in (store for f in self.functions for store in f.stores if store is not None):
+            store.reset()
+
     def leave_behind(self, stores: Sequence[Any]) -> None:
         """Leave the same values behind for another caller, whose function does not run."""
         for mine, known in zip(self.functions[0].stores, stores, strict=True):
