@@ -23,7 +23,7 @@ from jointcut.aot.trace.analyse import depending
 from jointcut.aot.trace.joint import joint
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.program.jax import abstract, eager, jaxprs, own_primitives, runtime
+from jointcut.partition.program.jax import abstract, eager, jaxprs, own_primitives, runtime, side_effects
 from jointcut.partition.program.primitives import BARRIER, RENAMING, REPEATING, SAME_NUMBERS
 from jointcut.partition.split import split
 from jointcut.wrappers.built_in.autograd import JITTED
@@ -156,13 +156,13 @@ class Records:
 
 
 def _program(op: eager.Operation, avals: Sequence[Any]) -> Any:
-    """Return the op as a closed jaxpr."""
+    """Return the op as a closed jaxpr, with values in the place of the references that it makes."""
 
     def whole(*flat: Any) -> list[Any]:
         out = op.bind(*flat)
         return list(out) if op.multiple else [out]
 
-    return jax.make_jaxpr(whole)(*map(abstract.struct, avals))
+    return side_effects.pure(jax.make_jaxpr(whole)(*map(abstract.struct, avals)))
 
 
 def _record(op: eager.Operation, closed: Any, avals: Sequence[Any], mask: tuple[bool, ...]) -> Record:
