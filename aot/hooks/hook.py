@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,10 @@ from jointcut.partition.program.jax import abstract
 from jointcut.wrappers.table import Table
 
 #: The kinds of hooks, as messages name them.
-KINDS = ("on_cotangent", "pre_hook", "post_hook", "post_accumulate", "unpack")
+KINDS = ("on_cotangent", "pre_hook", "post_hook", "post_accumulate", "unpack", "island")
+
+#: The kind of a derivative rule that is called back: its partner is the node itself.
+ISLAND = "island"
 
 
 class Hook:
@@ -85,6 +88,11 @@ class Place:
         return described(self.hook.function)
 
     @property
+    def words(self) -> str:
+        """The hook in a sentence: `the hook clip at train.py:12`; an island is a rule."""
+        return f"the {'rule' if self.kind == ISLAND else 'hook'} {self.named}"
+
+    @property
     def is_traced(self) -> bool:
         """Whether the hook is a part of the program; otherwise the program is left for it, and it is called back."""
         are_arrays = len(self.types) == sum(tree.num_leaves for tree in self.trees)  # packed values: not always
@@ -110,6 +118,11 @@ class Place:
         """The identity of the place for a program: it includes the function if that is traced."""
         function = identity(self.hook.function, self.lifts) if self.is_traced else None
         return self.kind, function, self.outputs, self.types, self.trees, self.returns
+
+    def alone(self) -> Place:
+        """Return the place without its partner and without the residuals of an island: structures hold it."""
+        hook = Hook(self.hook.function.emptied()) if self.kind == ISLAND else self.hook  # pyright: ignore[reportFunctionMemberAccess]
+        return replace(self, partner=None, hook=hook)
 
     def arguments(self, flat: Sequence[Any]) -> list[Any]:
         """Return the arguments of the hook, in trees."""

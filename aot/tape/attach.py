@@ -14,8 +14,8 @@ from jointcut.aot.hooks.hook import Hook, Place, hook_of
 from jointcut.aot.hooks.in_programs import hooked_call, hooked_value
 from jointcut.aot.hooks.saved_arrays import SavedArrays
 from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here
+from jointcut.aot.tape.records import identity
 from jointcut.aot.tape.sweep import Packed
-from jointcut.aot.tape.walk import identity
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.program.jax import abstract, eager, runtime, user_source
 from jointcut.partition.program.places import line_at

@@ -12,7 +12,7 @@ import jax
 
 from jointcut.aot.cache.fingerprint import foreign_rules
 from jointcut.aot.hooks.closures import constants_read
-from jointcut.aot.hooks.hook import Place
+from jointcut.aot.hooks.hook import ISLAND, Place
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.tape.nodes import Node
 from jointcut.aot.tape.program import Backward
@@ -46,6 +46,7 @@ class Sketch:
         reads: where the gradients of each op go, in words.
         seeds: the values that have a cotangent, in words.
         hook_keys: for each hook, its key among hooks of programs, and the constants that it reads, by name.
+        called: the hooks and islands that are called back, in words.
         fate: the use of the gradients, in words, such as "returned".
         loop: the number of ops in a block of its loop; 0 without a loop.
     """
@@ -59,6 +60,7 @@ class Sketch:
     reads: tuple[tuple[str, ...], ...] = ()
     seeds: tuple[str, ...] = ()
     hook_keys: tuple[tuple[Any, dict[str, str]], ...] = ()
+    called: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, sweep: Sweep, arrays: dict[str, str], fate: str) -> Sketch:
@@ -71,13 +73,14 @@ class Sketch:
         return cls(
             arrays,
             tuple((_line(node.source), record.name) for node, record in ran),
-            tuple(f"{place.kind} {place.named}" for place in places),
+            tuple(map(_named, places)),
             fate,
             len(block),
             tuple(record for _, record in ran),
             tuple(tuple(_value(parent) for parent, _ in node.edges) for node, _ in ran),
             tuple(_value(node) for node, _ in sweep.seeds),
             tuple((place.key, constants_read(place.hook.function)) for place in places),
+            tuple(f"{_named(place)}, of {place.where}" for place in places if not place.is_traced),
         )
 
 
@@ -105,8 +108,10 @@ class Capture:
 
     def __str__(self) -> str:
         """`120 ops, 3 hits, 1.2 MB kept: 24 steps instead of 23 in train.py:41`."""
+        islands = sum(1 for words in self.sketch.called if words.startswith(ISLAND))
+        inside = f", {counted(islands, 'island')}" * bool(islands)
         kept = human_bytes(self.residual_bytes)
-        return f"{counted(self.ops, 'op')}, {counted(self.hits, 'hit')}, {kept} kept: {self.why}"
+        return f"{counted(self.ops, 'op')}{inside}, {counted(self.hits, 'hit')}, {kept} kept: {self.why}"
 
     @property
     def jaxpr(self) -> Any:
@@ -123,8 +128,9 @@ class Capture:
 
     @property
     def text(self) -> str:
-        """The backward as graph text."""
-        return show(self.graph)
+        """The backward as graph text, after a line for each hook and island that is called back."""
+        called = [f"// called back: the {_hook(words)}" for words in self.sketch.called]
+        return "\n".join([*called, show(self.graph)])
 
 
 class Captures(Sequence[Capture]):
@@ -257,8 +263,12 @@ def _runs(sketch: Sketch) -> dict[str, int]:
 
 
 def _hooks(new: Sketch, old: Sketch) -> Iterator[str]:
-    yield from (f"the hook {hook} is new" for hook in new.hooks if hook not in old.hooks)
-    yield from (f"the hook {hook} is gone" for hook in old.hooks if hook not in new.hooks)
+    yield from (f"the {_hook(name)} is new" for name in new.hooks if name not in old.hooks)
+    yield from (f"the {_hook(name)} is gone" for name in old.hooks if name not in new.hooks)
+
+
+def _hook(name: str) -> str:
+    return name if name.startswith(ISLAND) else f"hook {name}"
 
 
 def _order(new: Sketch, old: Sketch) -> Iterator[str]:
@@ -284,11 +294,14 @@ def _within(new: Sketch, old: Sketch) -> Iterator[str]:
     for hook, (key, now), (old_key, then) in zip(new.hooks, new.hook_keys, old.hook_keys, strict=True):
         read = (f"{name} is {x} instead of {then.get(name)}" for name, x in now.items() if x != then.get(name))
         if key != old_key:
-            yield f"in the hook {hook} {next(read, 'an object or an array is another')}"
+            yield f"in the {_hook(hook)} {next(read, 'an object or an array is another')}"
 
 
 def _kinds(op: str, new: Record, old: Record, line: str) -> Iterator[str]:
     """Yield how two kinds of op differ, which only JAX's configuration tells apart if nothing is yielded."""
+    if new.closed is None or old.closed is None:  # islands, and the ends of calls with hooks
+        yield f"{op} passes other types on"
+        return
     differs = first_difference(new.closed, old.closed, line)
     now, then = (_listed([f"operand {i}" for i in record.wanted]) for record in (new, old))
     if differs:
@@ -297,6 +310,11 @@ def _kinds(op: str, new: Record, old: Record, line: str) -> Iterator[str]:
         yield f"{op} has a gradient for {now} instead of {then}"
     elif foreign_rules(new.closed):
         yield f"{op} has a derivative rule that was made anew, so that it may be another"
+
+
+def _named(place: Place) -> str:
+    """Return a hook in words: `on_cotangent clip at train.py:12`."""
+    return f"{place.kind} {place.named}"
 
 
 def _value(node: Node) -> str:

@@ -121,6 +121,7 @@ def ran(
             given[place] = jax.tree.unflatten(argument.tree, tracers)
         originals = Originals.of((tuple(args), kwargs), (tuple(given), named))
         out = function(*given, **named)
+        tape.references.held.clear()
         if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
             cure = "Return (output, aux), or leave has_aux out."
             raise TraceError(message("has_aux=True", f"needs a pair, but the function returned {_shown(out)}.", cure))

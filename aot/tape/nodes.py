@@ -10,15 +10,18 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jointcut.aot.tape.records import Record, Records
+from jointcut.aot.hooks.islands import Island
+from jointcut.aot.tape.records import NUMBERS, Record, Records, crossing
 from jointcut.partition.errors import CallError, NonFiniteError, TraceError, message
-from jointcut.partition.program.jax import abstract, eager, user_source
+from jointcut.partition.program.jax import abstract, eager, jaxprs, runtime, user_source
 from jointcut.partition.program.places import line_at
+from jointcut.partition.program.primitives import FREEZES_REFERENCE, MAKES_REFERENCE, READS_REFERENCE
 from jointcut.wrappers.metadata.convention import is_inexact
 
 #: A value of a tape: the node that made it, and its place among the node's outputs.
@@ -70,6 +73,7 @@ class Recording:
         """
         self.name, self.records, self.context, self.check = name, records, context, check
         self.keeps_residuals = keeps_residuals
+        self.references = References(self)
         self._others: dict[int, tuple[weakref.ref[Any], Edge]] = {}
         self.count = 0
         self.leaves: list[Node] = []
@@ -86,6 +90,14 @@ class Recording:
         self.paths.append(path)
         self.tracers.append(eager.EagerTracer(self.trace, array, (node, 0)))
 
+    def made(self, ref: Any) -> None:
+        """Note a reference that the function made."""
+        self.references.made[id(ref)] = ref
+
+    def follows(self, ref: Any) -> bool:
+        """Whether a gradient flows through what a reference holds."""
+        return id(ref) in self.references.held
+
     def edge(self, x: Any) -> Edge | None:
         """Return the edge of a value of this tape, or None; raises `CallError` for a value of another tape."""
         if type(x) is not eager.EagerTracer or x._trace is not self.trace:
@@ -96,11 +108,14 @@ class Recording:
 
     def __call__(self, op: eager.Operation, args: Sequence[Any]) -> Any:
         """Run an op, and record it if a gradient flows through it."""
+        if op.name == MAKES_REFERENCE or eager.references_in(args, op.params):
+            return self.references(op, args)
         edges = [self.edge(x) for x in args]
         values = [x if edge is None else x.value for x, edge in zip(args, edges, strict=True)]
         mask = tuple(edge is not None for edge in edges)
-        refuse_references(self, op, values)
         record = self.records.of(op, values, mask, self.context)
+        if record is NUMBERS:
+            return self._island(op, edges, values)
         results = record.run(*record.consts, *values)
         outputs = results[: record.num_outputs]
         if self.check:
@@ -126,6 +141,27 @@ class Recording:
             saved = list(map(self.packing[-1].packed, saved))
         node = Node(self, record, [edges[i] for i in record.wanted], saved)  # pyright: ignore[reportArgumentType]
         return self._behind(node, results[: record.num_outputs])
+
+    def _island(self, op: eager.Operation, edges: Sequence[Edge | None], values: Sequence[Any]) -> Any:
+        """Return the outputs of an op whose derivative rule needs numbers, and note its backward."""
+        source, wanted = user_source.source_here(), [i for i, edge in enumerate(edges) if edge is not None]
+        name = getattr(op.functions[0].f, "__name__", op.name)
+        where = f"{name} at {line_at(source)}"
+        if not self.keeps_residuals:
+            what = (
+                f"calls {name}, whose derivative rule needs numbers: with a budget or policy all ops are one program."
+            )
+            cure = "Compute with jax.numpy in the rule, call numpy through jax.pure_callback, or leave the budget out."
+            raise CallError(message(f"{self.name} at {line_at(source)}", what, cure))
+        island, outputs, moving = Island.of(op, values, wanted, where)
+        if self.check:
+            refuse_nonfinite(outputs, f"The forward of {self.name}", name, source)
+        if self.packing:
+            island.kept = list(map(self.packing[-1].packed, island.kept))
+        node = Node(self, crossing(name, island.types, len(outputs), moving), [edges[i] for i in wanted], ())  # pyright: ignore[reportArgumentType]
+        node.hooks.append(island.place([abstract.cotangent_aval(jax.typeof(outputs[i])) for i in moving]))
+        made = self._behind(node, outputs)
+        return made if op.multiple else made[0]
 
     def listed(
         self, record: Record, edges: Sequence[Edge | None], values: Sequence[Any], outputs: Sequence[Any]
@@ -193,9 +229,87 @@ def _another(tape: Recording, x: Any) -> str:
     return message(f"{tape.name} at {line_at(user_source.source_here())}", what, cure)
 
 
-def refuse_references(tape: Recording, op: eager.Operation, values: Sequence[Any]) -> None:
-    """Raise `TraceError` for an op that writes a differentiated value to a reference."""
-    if any(isinstance(x, jax.Ref) for x in values):
-        what = f"writes a value that is differentiated to a jax.Ref ({op.name}), through which no gradient flows."
-        cure = "Write jax.lax.stop_gradient(value), or make and use the reference inside one jax.jit function."
-        raise TraceError(message(f"{tape.name} at {line_at(user_source.source_here())}", what, cure))
+class References:
+    """The references that a function made, and what references hold where a gradient flows through it.
+
+    An op on references is recorded as a pure one: it takes what they hold, and returns what they hold after it. The
+    references themselves hold the numbers, for everyone who reads them.
+    """
+
+    def __init__(self, tape: Recording) -> None:
+        """Start with none."""
+        self._tape = tape
+        self.made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.held: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def __call__(self, op: eager.Operation, args: Sequence[Any]) -> Any:
+        """Run an op that makes, reads or writes references, and record it."""
+        if op.name == MAKES_REFERENCE:
+            made = op.bind(value_of(args[0]))
+            self._tape.made(made)
+            self._hold(made, args[0])
+            return made
+        op, args = _opened(op, args)
+        if op.functions:
+            what = "has a derivative rule of its own and takes a jax.Ref, which the rule cannot give a gradient."
+            self._refuse(op, what, "Give the function what the reference holds: ref[...].")
+        refs = list({id(x): x for x in eager.references_in(args, {})}.values())
+        holds = [self.held[id(ref)][1] if id(ref) in self.held else ref[...] for ref in refs]
+        if op.name == FREEZES_REFERENCE:
+            return holds[0]
+        at = {id(ref): i for i, ref in enumerate(refs)}
+        pure = _pure(op, tuple(at.get(id(x)) for x in args), len(refs))
+        results = self._tape(pure, [*holds, *(x for x in args if id(x) not in at)])
+        outputs, after = results[: len(results) - len(refs)], results[len(results) - len(refs) :]
+        if op.name != READS_REFERENCE:
+            for ref, x in zip(refs, after, strict=True):
+                if type(x) is eager.EagerTracer and id(ref) not in self.made:
+                    what = (
+                        "writes a value that is differentiated to a jax.Ref from outside, to which no gradient flows."
+                    )
+                    self._refuse(op, what, "Write jax.lax.stop_gradient(value), or make the reference inside.")
+                ref[...] = value_of(x)
+                self._hold(ref, x)
+        return outputs if op.multiple else outputs[0]
+
+    def _refuse(self, op: eager.Operation, what: str, cure: str) -> None:
+        raise TraceError(message(f"{op.name} at {line_at(user_source.source_here())}", what, cure))
+
+    def _hold(self, ref: Any, x: Any) -> None:
+        """Note what a reference holds, if a gradient flows through it."""
+        self.held.pop(id(ref), None)
+        if type(x) is eager.EagerTracer:
+            self.held[id(ref)] = weakref.ref(ref, functools.partial(_forget, self.held, id(ref))), x
+
+
+def _forget(held: dict[int, Any], key: int, ref: Any) -> None:
+    """Drop what a reference held that is gone, unless another one took its number."""
+    if key in held and held[key][0] is ref:
+        del held[key]
+
+
+def _opened(op: eager.Operation, args: Sequence[Any]) -> tuple[eager.Operation, Sequence[Any]]:
+    """Return a call with the references that its function closes over as operands."""
+    jaxpr, consts = jaxprs.opened(op.params.get("jaxpr"))
+    closed_over = eager.references_in(consts, {})
+    if not closed_over:
+        return op, args
+    program = jaxprs.constants_first(jaxpr)
+
+    def bind(*flat: Any) -> list[Any]:
+        refs, rest = iter(flat[: len(closed_over)]), flat[len(closed_over) :]
+        return runtime.evaluate(program, *(next(refs) if isinstance(c, jax.Ref) else c for c in consts), *rest)
+
+    return replace(op, bind=bind, params=op.params | {"jaxpr": program}), [*closed_over, *args]
+
+
+def _pure(op: eager.Operation, at: tuple[int | None, ...], count: int) -> eager.Operation:
+    """Return an op on `count` references as one from what they hold to what they hold; `at` is theirs by operand."""
+
+    def bind(*flat: Any) -> list[Any]:
+        refs, others = [jax.new_ref(x) for x in flat[:count]], iter(flat[count:])
+        out = op.bind(*(next(others) if i is None else refs[i] for i in at))
+        return [*(out if op.multiple else [out]), *(ref[...] for ref in refs)]
+
+    params = {name: x for name, x in op.params.items() if name != "rules"}  # which are of the op on references
+    return eager.Operation(op.name, None if op.key is None else (op.key, at), bind, params, True)

@@ -160,7 +160,7 @@ class Tape:
 
         def look(number: int, place: Place | None, values: Sequence[Any]) -> None:
             source = None if number < 0 else structure.steps[number].source
-            maker = structure.steps[number].record.name if place is None else f"the hook {place.named}"
+            maker = structure.steps[number].record.name if place is None else place.words
             refuse_nonfinite(values, f"The backward of {self.name}", maker, source)
 
         def call(number: int, arrays: Sequence[Any], returns: Sequence[Any]) -> list[Any]:

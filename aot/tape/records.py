@@ -18,11 +18,12 @@ import jax
 import numpy as np
 
 from jointcut.aot.cache.fingerprint import fingerprint, foreign_rules
+from jointcut.aot.hooks.islands import NEEDS_NUMBERS
 from jointcut.aot.trace.analyse import depending
 from jointcut.aot.trace.joint import joint
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.lower.emit import Halves
-from jointcut.partition.program.jax import abstract, eager, jaxprs, own_primitives, runtime
+from jointcut.partition.program.jax import abstract, eager, jaxprs, own_primitives, runtime, side_effects
 from jointcut.partition.program.primitives import BARRIER, RENAMING, REPEATING, SAME_NUMBERS
 from jointcut.partition.split import split
 from jointcut.wrappers.built_in.autograd import JITTED
@@ -71,6 +72,38 @@ class Record:
     closed: Any = None
 
 
+def _not_run(*flat: Any) -> list[Any]:
+    raise AssertionError("this op does not run")
+
+
+def _handed_on(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    del residuals
+    return list(cotangents)
+
+
+@functools.cache
+def identity(count: int) -> Record:
+    """Return the record of a step that passes `count` cotangents on: the start or the end of a call with hooks."""
+    places = tuple(range(count))
+    return Record(-count, "call", _not_run, count, (), (), places, (True,) * count, places, _handed_on, ())
+
+
+#: The record of ops whose derivative rules need numbers, and therefore run as islands.
+NUMBERS = identity(0)
+
+
+@functools.cache
+def crossing(name: str, gradients: tuple[Any, ...], count: int, cotangents: tuple[int, ...]) -> Record:
+    """Return the record of an island with `count` outputs; its gradients are zeros, which its hook replaces."""
+
+    def zeros(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        del residuals, cotangents
+        return [abstract.full(aval, 0) for aval in gradients]
+
+    wanted, moving = tuple(range(len(gradients))), tuple(i in cotangents for i in range(count))
+    return Record(next(_count), name, _not_run, count, (), (), wanted, moving, cotangents, zeros, ())
+
+
 class Records:
     """The kinds of ops that have run on a tape, and the values that their functions stored as side effects."""
 
@@ -80,23 +113,35 @@ class Records:
         self._alike: Table[Record] = Table(KEPT_RECORDS)
 
     def of(self, op: eager.Operation, inputs: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
-        """Return the record of an op for some inputs; `mask` says which are differentiated."""
+        """Return the record of an op for some inputs; `mask` says which are differentiated.
+
+        Return `NUMBERS` for an op whose derivative rule cannot be traced.
+        """
         avals = tuple(map(jax.typeof, inputs))
         if op.key is None:
-            record = self._made(op, avals, mask, context)
+            record = self._tried(op, avals, mask, context)
             op.left_behind()
             return record
         ran: list[bool] = []
 
         def make() -> tuple[Record, list[Any]]:
-            record = self._made(op, avals, mask, context)
+            record = self._tried(op, avals, mask, context)
             ran.append(True)
             return record, op.left_behind()
 
         record, stores = self._known.of((op.key, avals, mask, context), make)
-        if op.functions and not ran:
+        if op.functions and not ran and record is not NUMBERS:
             op.leave_behind(stores)
         return record
+
+    def _tried(self, op: eager.Operation, avals: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
+        """Return a new record, or `NUMBERS` if a rule of the user needs numbers."""
+        try:
+            return self._made(op, avals, mask, context)
+        except NEEDS_NUMBERS:
+            if not op.functions:
+                raise
+            return NUMBERS
 
     def _made(self, op: eager.Operation, avals: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
         """Return a new record, or the record of an op with an equal program."""
@@ -111,13 +156,13 @@ class Records:
 
 
 def _program(op: eager.Operation, avals: Sequence[Any]) -> Any:
-    """Return the op as a closed jaxpr."""
+    """Return the op as a closed jaxpr, with values in the place of the references that it makes."""
 
     def whole(*flat: Any) -> list[Any]:
         out = op.bind(*flat)
         return list(out) if op.multiple else [out]
 
-    return jax.make_jaxpr(whole)(*map(abstract.struct, avals))
+    return side_effects.pure(jax.make_jaxpr(whole)(*map(abstract.struct, avals)))
 
 
 def _record(op: eager.Operation, closed: Any, avals: Sequence[Any], mask: tuple[bool, ...]) -> Record:

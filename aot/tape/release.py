@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.hooks.hook import ISLAND
 from jointcut.aot.tape.program import Backward, leave
 from jointcut.aot.tape.sweep import Sweep
 from jointcut.aot.tape.walk import Structure, Walk
@@ -66,7 +67,8 @@ class Release:
     def backward(self, structure: Structure, cotangents: Sequence[Any], updates: Updates) -> Backward:
         """Return the program `(arrays, cotangents) -> (params, state)`."""
         if updates.num_kept and structure.called:
-            refuse_twice(f"the hook {structure.called[0].place.named}")
+            place = structure.called[0].place
+            refuse_twice(place.words, place.kind == ISLAND)
         arrays, cts = ([abstract.struct(jax.typeof(x)) for x in xs] for xs in (self.arrays, cotangents))
         program = with_update(_joint(structure, arrays, cts, self.params), updates, self.params, self.state)
         halves = split(program.closed, program.roles, "save_all").halves

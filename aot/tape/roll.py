@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from jointcut.aot.hooks.hook import Place
 from jointcut.aot.tape.loop import BlockLoop
 from jointcut.aot.tape.nodes import Node
 from jointcut.aot.tape.records import Record
-from jointcut.aot.tape.sweep import Called, Packed, Step, Sweep
+from jointcut.aot.tape.sweep import Called, Packed, Step, Sweep, kept_by_islands, partner_of
 from jointcut.aot.tape.walk import Structure
 
 #: The number of distances between equal nodes that are tried as the length of a block.
@@ -84,7 +84,9 @@ class RolledSweep(Sweep):
     @property
     def kept(self) -> Sequence[Any]:
         """The residuals, including the residuals of the blocks."""
-        return [*self.flat, *self.consts, *(x for slot in self.slots for x in slot)]
+        nodes = [*self.nodes, *(node for block in self.blocks for node in block)]
+        arrays = [*self.flat, *self.consts, *(x for slot in self.slots for x in slot)]
+        return [*arrays, *kept_by_islands(nodes, arrays)]
 
     @property
     def inner(self) -> list[Place]:
@@ -122,15 +124,15 @@ class RolledSweep(Sweep):
         numbers = {id(place): i for i, place in enumerate(self.inner)}
         at = {node: n for n, node in enumerate(self.block)}
 
-        def called(place: Place, read: Sequence[int]) -> Called:
-            partner = at.get(place.partner)
-            return Called(replace(place, partner=None), numbers[id(place)], partner, read=tuple(read))
+        def called(node: Node, place: Place, read: Sequence[int]) -> Called:
+            partner = at.get(partner_of(node, place))
+            return Called(place.alone(), numbers[id(place)], partner, read=tuple(read))
 
         steps = []
         for node, ends, places in zip(self.block, self.ends, self.places, strict=True):
             left = iter(places)
             saved = tuple(next(left) for _ in node.saved)
-            hooks = [called(place, [next(left) for _ in read_by(place)]) for place in self._hooks(node)]
+            hooks = [called(node, place, [next(left) for _ in read_by(place)]) for place in self._hooks(node)]
             steps.append(Step.of(node, tuple(edge(*end) for end in ends), saved, hooks))
         types = tuple(map(jax.typeof, (*self.consts, *(slot[0] for slot in self.slots))))
         return BlockLoop(
@@ -208,7 +210,8 @@ class _Finder:
         if any(type(x) is Packed for x in node.saved):
             return -1 - node.order
         numbers = self.sweep.numbers
-        hooks = [(h.key, None if h.partner is None else numbers[h.partner] - i) for h in self.sweep._hooks(node)]
+        pairs = [(h.key, partner_of(node, h)) for h in self.sweep._hooks(node)]
+        hooks = [(key, None if partner is None else numbers[partner] - i) for key, partner in pairs]
         return (record_of(node).id, *hooks) if hooks else record_of(node).id
 
     def found(self) -> Repeat | None:

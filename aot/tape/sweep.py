@@ -8,11 +8,13 @@ the requested gradients. Residuals, scalars and arrays that the function closes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from jointcut.aot.hooks.hook import Place
+import jax
+
+from jointcut.aot.hooks.hook import ISLAND, Place
 from jointcut.aot.tape.nodes import Edge, Node
 from jointcut.aot.tape.records import Record
 
@@ -88,8 +90,10 @@ class Step:
     ) -> Step:
         """Return the step of a node, with its hooks in calling order."""
         assert node.record is not None, "leaves are no steps"
-        before = sorted((h for h in hooks if h.place.kind != "post_hook"), key=lambda h: h.place.kind == "pre_hook")
-        after = tuple(hook for hook in hooks if hook.place.kind == "post_hook")
+        before = sorted(
+            (h for h in hooks if h.place.kind not in ("post_hook", ISLAND)), key=lambda h: h.place.kind == "pre_hook"
+        )
+        after = tuple(hook for hook in hooks if hook.place.kind in ("post_hook", ISLAND))
         return cls(node.record, edges, saved, tuple(before), after, node.source)
 
 
@@ -151,7 +155,7 @@ class Sweep:
         for place in self._hooks(node):
             read = place.read if place.is_traced else ()
             self.flat.extend(read)
-            keys.append((place.key, self.numbers.get(place.partner), len(self.flat) if read else None))
+            keys.append((place.key, self.numbers.get(partner_of(node, place)), len(self.flat) if read else None))
         return keys
 
     @property
@@ -161,8 +165,8 @@ class Sweep:
 
     @property
     def kept(self) -> Sequence[Any]:
-        """The residuals."""
-        return self.flat
+        """The residuals, including those of islands."""
+        return [*self.flat, *kept_by_islands(self.nodes, self.flat)]
 
     @property
     def called(self) -> list[Place | Packed]:
@@ -181,9 +185,9 @@ class Sweep:
         def called(node: Node) -> list[Called]:
             return [
                 Called(
-                    replace(place, partner=None),
+                    place.alone(),
                     numbers[id(place)],
-                    self.numbers.get(place.partner),
+                    self.numbers.get(partner_of(node, place)),
                     read=tuple(known[id(x)] for x in place.read) if place.is_traced else (),
                 )
                 for place in self._hooks(node)
@@ -195,6 +199,19 @@ class Sweep:
             return Step.of(node, edges, saved, called(node))
 
         return [step(node) for node in self.nodes], [tuple(called(leaf)) for leaf in self.leaves]
+
+
+def partner_of(node: Node, place: Place) -> Any:
+    """Return the node whose cotangents a hook of a node gets besides its first arguments, or None."""
+    return node if place.kind == ISLAND else place.partner
+
+
+def kept_by_islands(nodes: Sequence[Node], others: Sequence[Any]) -> list[Any]:
+    """Return the arrays that the islands among some nodes keep, each once, besides others."""
+    islands = [place.hook.function for node in nodes for place in node.hooks if place.kind == ISLAND]
+    arrays = [x for island in islands for x in getattr(island, "kept", ()) if isinstance(x, jax.Array)]
+    known = set(map(id, others))
+    return list({id(x): x for x in arrays if id(x) not in known}.values())
 
 
 def _reached(seeds: Sequence[Edge]) -> list[Node]:

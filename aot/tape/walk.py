@@ -8,14 +8,12 @@ the gradient goes through the leaf's hooks, is added to its reference and goes t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from jointcut.aot.tape.records import Record
 from jointcut.aot.tape.sweep import Called, Step
 from jointcut.partition.program.jax import abstract
 
@@ -115,8 +113,7 @@ class Walk:
         held = [self._held.pop((number, i), None) for i in range(record.num_outputs)]
         for hook in step.hooks:
             held = self._hooked(number, step, hook, held)
-        self._passed[number] = held
-        cotangents = [held[i] for i in record.cotangents]
+        cotangents = self._passed[number] = [held[i] for i in record.cotangents]
         grads: Sequence[Any] = [None] * len(step.edges)
         if any(ct is not None for ct in cotangents):
             saved = [self._saved(number, step, x) for x in step.saved]
@@ -189,20 +186,3 @@ class Walk:
                 if ref is not None and gradient is not before:
                     ref[...] = gradient
         self.results[place] = gradient
-
-
-@functools.cache
-def identity(count: int) -> Record:
-    """Return the record of a step that passes `count` cotangents on: the start or the end of a call with hooks."""
-    places = tuple(range(count))
-    backward = _handed_on
-    return Record(-count, "call", _not_run, count, (), (), places, (True,) * count, places, backward, ())
-
-
-def _handed_on(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    del residuals
-    return list(cotangents)
-
-
-def _not_run(*flat: Any) -> list[Any]:
-    raise AssertionError("an identity does not run")

@@ -97,10 +97,11 @@ def refuse_sweeps(sweeps: int) -> int:
     return sweeps
 
 
-def refuse_twice(hook: str) -> None:
-    """Raise `TraceError` for a hook that two sweeps would call twice."""
+def refuse_twice(hook: str, is_rule: bool = False) -> None:
+    """Raise `TraceError` for a hook, or a derivative rule, that two sweeps would call twice."""
     what = f"goes back twice, but {hook} is called back, and would see each cotangent twice."
-    cure = "Remove it, or let JAX trace it: aot.on_cotangent(..., traced=True)."
+    traced = "compute with jax.numpy in the rule" if is_rule else "aot.on_cotangent(..., traced=True)"
+    cure = f"Remove it, or let JAX trace it: {traced}."
     raise TraceError(message("value_and_update with two sweeps", what, cure))
 
 

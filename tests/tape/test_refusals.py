@@ -301,8 +301,8 @@ def test_a_differentiated_value_in_a_reference():
     with pytest.raises(TypeError) as raised:
         loss.grad(X)
     assert everywhere(raised.value) == (
-        "loss at FILE (loss) writes a value that is differentiated to a jax.Ref (swap), through which no gradient "
-        "flows.\nWrite jax.lax.stop_gradient(value), or make and use the reference inside one jax.jit function."
+        "swap at FILE (loss) writes a value that is differentiated to a jax.Ref from outside, to which no gradient "
+        "flows.\nWrite jax.lax.stop_gradient(value), or make the reference inside."
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax._src import core as _core
 
+from jointcut.partition.program.jax.jaxprs import opened
 from jointcut.partition.program.jax.runtime import tracing
 
 
@@ -39,11 +40,30 @@ class Operation:
                     store.reset()
         return [store for f in self.functions[:1] for store in f.stores]
 
+    def forget(self) -> None:
+        """Remove all values that were left behind, so that the function can run again."""
+        for store in (store for f in self.functions for store in f.stores if store is not None):
+            store.reset()
+
     def leave_behind(self, stores: Sequence[Any]) -> None:
         """Leave the same values behind for another caller, whose function does not run."""
         for mine, known in zip(self.functions[0].stores, stores, strict=True):
             if mine is not None:
                 mine.store(known.val)
+
+
+class Recorder(Protocol):
+    """What is told of the ops of a function that runs eagerly."""
+
+    def __call__(self, op: Operation, args: Sequence[Any]) -> Any:
+        """Run an op on values and tracers."""
+
+    def made(self, ref: Any) -> None:
+        """Note a `jax.Ref` that the function made."""
+
+    def follows(self, ref: Any) -> bool:
+        """Whether ops on this reference are recorded even where all other operands are plain values."""
+        ...
 
 
 class EagerTracer(_core.Tracer[Any]):
@@ -99,8 +119,8 @@ class EagerTrace(_core.Trace):
         self.recorder: Any = None
 
     def stage_value(self, val: Any) -> Any:
-        """Return a value unchanged."""
-        return val
+        """Return a value as an array."""
+        return val if isinstance(val, EagerTracer) else self.parent.stage_value(val)
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         """Record and run an op."""
@@ -129,9 +149,13 @@ class EagerTrace(_core.Trace):
         return made[0].update(flat)
 
     def _record(self, primitive: Any, params: Any, functions: tuple[Any, ...], tracers: Any) -> Any:
-        if not any(type(x) is EagerTracer and x._trace is self for x in tracers):
+        is_mine = any(type(x) is EagerTracer and x._trace is self for x in tracers)
+        if not is_mine and not any(map(self.recorder.follows, references_in(tracers, params))):
             with _core.set_current_trace(self.parent):
-                return primitive.bind(*tracers, **params)
+                made = primitive.bind(*tracers, **params)
+            if type(made) is _core.Ref:
+                self.recorder.made(made)
+            return made
         rest = ((k, v) for k, v in params.items() if k not in ("out_trees", "subfuns"))
         key = (primitive, *functions[:1], *(rule.f for rule in functions[1:]), *rest)
         try:
@@ -142,6 +166,11 @@ class EagerTrace(_core.Trace):
         operation = Operation(primitive.name, key, bind, params, primitive.multiple_results, functions)
         with _core.set_current_trace(self.parent):
             return self.recorder(operation, tracers)
+
+
+def references_in(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """The `jax.Ref`s that an op reads or writes: among its operands, and closed over by the function it calls."""
+    return [x for x in (*args, *opened(params.get("jaxpr"))[1]) if type(x) is _core.Ref]
 
 
 class _EagerTraces(threading.local):
@@ -156,8 +185,8 @@ _eager_traces = _EagerTraces()
 
 
 @contextmanager
-def eager(recorder: Callable[[Operation, Sequence[Any]], Any]) -> Iterator[EagerTrace]:
-    """Hand every op that runs in the `with` to a recorder, if it reads an `EagerTracer` of the given trace."""
+def eager(recorder: Recorder) -> Iterator[EagerTrace]:
+    """Hand every op that runs in the `with` to a recorder, if it reads an `EagerTracer` or a reference of it."""
     mine = _eager_traces
     if mine.depth == len(mine.made):
         mine.made.append(EagerTrace())
