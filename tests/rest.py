@@ -37,6 +37,7 @@ NO_CASE_FOR: list[tuple[str, str, str]] = [
         "the site takes half a minute to build; the figures, links and examples of its pages are asked beside it",
         "test_docs.py",
         """
+        a_keyboard_and_a_screen_reader_reach_all_of_a_page
         a_name_in_a_docstring_is_a_link_to_what_it_names
         a_public_name_stands_on_one_page_of_the_reference_with_all_that_belongs_to_it
         each_answer_opens_with_what_to_do

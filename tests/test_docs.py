@@ -23,6 +23,8 @@ import pytest
 
 from house import FOLDERS, house_at
 from jointcut.aot.command import main
+from page.browser import axe_findings
+from page.browser import browser as browser
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -257,6 +259,21 @@ def is_far(link):
     return urlsplit(link).netloc != ""
 
 
+#: Pages of each kind: doors, a guide with code and a table that are wide, the reference.
+LOOKED_AT = ("index.html", "largest-batch.html", "from-checkpoint.html", "api/target.html")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_keyboard_and_a_screen_reader_reach_all_of_a_page(site, browser, theme):
+    tab = browser.taken(1400, 1000, theme, "reduce")
+    found = {}
+    for name in LOOKED_AT:
+        tab.goto((site.folder / name).as_uri())
+        found[name] = axe_findings(tab)
+    browser.leave(tab)
+    assert found == {name: [] for name in LOOKED_AT}
+
+
 def test_no_page_tells_of_the_machine_that_built_it(site):
     libraries, made = sysconfig.get_path("purelib"), f"{tempfile.gettempdir()}/{tempfile.gettempprefix()}"
     told = [f"{ROOT}/", f"{Path.home()}/", libraries, str(site.folder), made]
@@ -270,7 +287,7 @@ def test_no_page_tells_of_the_machine_that_built_it(site):
 def test_the_examples_in_the_builder_run(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     attempted = 0
-    for name in ("docstrings", "included", "pages"):
+    for name in ("docstrings", "included", "pages", "reachable"):
         found = doctest.testmod(import_module(name))
         assert found.failed == 0
         attempted += found.attempted

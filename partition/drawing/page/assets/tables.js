@@ -78,7 +78,7 @@
 
   /** A table within a box that scrolls sideways where it must, and can then be reached by the keyboard. */
   function scrolled(table, label) {
-    const box = J.element("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, table);
+    const box = J.element("div", { class: "scroll", role: "group", "aria-label": label, tabindex: "0" }, table);
     new ResizeObserver(() => {
       if (box.scrollWidth > box.clientWidth + 1) box.setAttribute("tabindex", "0");
       else box.removeAttribute("tabindex");
