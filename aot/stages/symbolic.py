@@ -99,7 +99,7 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
     avals = tuple(a.update(shape=numbers(a.shape, sizes)) if is_symbolic(a.shape) else a for a in results.avals)
     closed = with_numbers(traced.program.closed, sizes)
     program = replace(traced.program, closed=closed, results=replace(results, avals=avals), is_as_jax=True)
-    wrapped = tracing.wrapped_for(function, bound, traced.inputs, traced.options.around)
+    wrapped = tracing.wrapped_for(function, bound, traced.inputs, traced.options)
     return replace(traced, bound=bound, wrapped=wrapped, program=program)
 
 
