@@ -144,8 +144,8 @@ class TraceError(JointcutError, TypeError):
     """The user's function could not be traced or differentiated."""
 
 
-class DerivativeError(TraceError, NotImplementedError):
-    """Something in the user's function has no derivative in JAX."""
+class DerivativeError(TraceError, NotImplementedError, ValueError):
+    """Something in the user's function has no derivative in JAX, which raises one of the two others."""
 
 
 class UncutWarning(UserWarning):

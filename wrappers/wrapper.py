@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jointcut.wrappers.metadata.convention import Convention
@@ -36,11 +36,14 @@ class Target:
         function: takes and returns flat arrays.
         convention: the arrays that enter and leave the program.
         places: the position of each argument of the function in `convention.inputs`; None if the positions are equal.
+        describe: returns the arrays of the user's function without these wrappers, with its metadata, for a wrapper of
+            the user's; the function is traced once more for it.
     """
 
     function: Callable[..., Any]
     convention: Convention
     places: tuple[int, ...] | None = None
+    describe: Callable[[], Descriptors] | None = field(default=None, compare=False, repr=False)
 
     def entered(self, *arrays: Any) -> Any:
         """Call the function with the arrays that enter the program."""

@@ -22,7 +22,7 @@ def alone(name: str, function: Callable[..., Any], options: Options, bound: Boun
     """Return a runner of the function alone, compiled at the first call; its result, aux included, is one tree."""
     paths, shapes = unique_paths(bound), bound.abstract()
     with explained(name, function, paths, bound), escapes.refused(function, name, bound), runtime.paused_collection():
-        target = tracing.wrapped_for(function, shapes, shapes.input_info(), options.around).target
+        target = tracing.wrapped_for(function, shapes, shapes.input_info(), options).target
         source = primal(target.entered, bound.unique, False)
     call = Call(
         name,

@@ -88,7 +88,7 @@ class CachedCalls:
         """Return the function's own trace; an array passed twice is one input."""
         with Stage("trace", self.name) as now:
             shapes = bound.abstract()
-            target = tracing.wrapped_for(self.function, shapes, shapes.input_info(), self.options.around).target
+            target = tracing.wrapped_for(self.function, shapes, shapes.input_info(), self.options).target
             source = primal(target.entered, bound.unique, self.options.has_aux)
             count = len(jaxprs.opened(source.closed)[0].eqns)
             now.ends(lambda: f"traced without its derivative in {now}, {count} equations")

@@ -93,7 +93,7 @@ def differentiability(function: Callable[..., Any], options: Options, bound: Bou
         return Differentiability(name, (), (), (Stop("", "", str(error).splitlines()[0]),))
     with explained(name, function, paths, bound), runtime.paused_collection():
         shapes = bound.abstract()
-        target = tracing.wrapped_for(function, shapes, shapes.input_info(wanted), options.around).target
+        target = tracing.wrapped_for(function, shapes, shapes.input_info(wanted), options).target
         source = primal(target.function, shapes.leaves, options.has_aux)
     program = jaxprs.constants_first(jaxprs.opened(simplify.inlined(source.looped()))[0])
     jaxpr, _ = jaxprs.opened(program)

@@ -19,6 +19,7 @@ from jointcut.aot.run.again import differentiated_again
 from jointcut.aot.run.bound import Signature
 from jointcut.aot.run.unchecked import Unmeasured
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
+from jointcut.aot.stages.tracing import tree_wrapper
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, for_one_example
 from jointcut.aot.trace.formulas.rewrite import with_formulas
@@ -30,7 +31,6 @@ from jointcut.partition.tiles.layouts import Layout
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import refs
 from jointcut.wrappers.built_in.autograd import JITTED, differentiable
-from jointcut.wrappers.built_in.flatten import TreeWrapper
 from jointcut.wrappers.metadata.convention import Convention, slots
 from jointcut.wrappers.wrapper import Target
 
@@ -53,7 +53,8 @@ class CallsInside:
                 explained(self._name, self._function, bound.paths(), bound),
                 escapes.refused(self._function, self._name, bound),
             ):
-                source = primal(TreeWrapper(bound, self._options.around).flat(self._function), bound.leaves, False)
+                wrapper = tree_wrapper(self._function, bound, bound.input_info(), self._options)
+                source = primal(wrapper.flat(self._function), bound.leaves, False)
             return source, self._flat(source, bound.abstract())
 
         source, call = signature.made.of(

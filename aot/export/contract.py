@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from jointcut.partition.errors import ArtefactError, RecordError, message
+from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.metadata.descriptors import (
     CURE,
     GradientOutput,
@@ -127,6 +128,14 @@ class Contract:
     def is_train(self) -> bool:
         """Whether there is a backward."""
         return "backward" in self.programs
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a filter left out arrays in `argnums`: without one, every float there has a gradient."""
+        chosen = (self.argnums,) if isinstance(self.argnums, int) else self.argnums
+        places = {("args", place % self.positional) for place in chosen} if self.positional else set()
+        owners = {gradient.of for gradient in self.gradients}
+        return any(i.keys[:2] in places and is_inexact(i.aval.dtype) and i.name not in owners for i in self.inputs)
 
     @property
     def returned(self) -> tuple[Output, ...]:

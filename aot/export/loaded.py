@@ -309,7 +309,8 @@ class Loaded:
         sparse = frozenset(k for k, name in enumerate(owners) if name in rows)
         written = {i.keys: place[i.name] for i in self._leaves}
         results = replace(self._results, states=tuple((written[o.keys], o.path) for o in c.states))
-        wanted, options = tuple(place[n] for n in owners), Options(c.argnums, c.has_aux)
+        left_out = (lambda array: False) if c.is_train and c.is_filtered else None  # they have the gradient None
+        wanted, options = tuple(place[n] for n in owners), Options(c.argnums, c.has_aux, filter=left_out)
         fields = c.name, options, bound.abstract(), results, wanted, sparse, c.is_train
         return Call(*fields, entering=tuple(order), order=c.result_order, is_sized=True)
 

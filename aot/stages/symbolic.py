@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import re
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +23,7 @@ from jointcut.aot.options.options import Options, name_of, wanted_plan
 from jointcut.aot.stages import tracing
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.traced import Traced
+from jointcut.aot.trace.blame import line_of
 from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope
 from jointcut.partition.errors import BudgetError, PlanError, TraceError, message
 from jointcut.partition.lower import verify
@@ -35,7 +34,6 @@ from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.bodies import Body
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import jaxprs
-from jointcut.partition.program.places import our_folders
 from jointcut.partition.program.roles import Role
 from jointcut.partition.program.sizes import is_symbolic, names, names_in, numbers, with_numbers
 from jointcut.partition.split import Split
@@ -101,7 +99,7 @@ def _with_numbers(traced: Traced, function: Callable[..., Any], sizes: Mapping[s
     avals = tuple(a.update(shape=numbers(a.shape, sizes)) if is_symbolic(a.shape) else a for a in results.avals)
     closed = with_numbers(traced.program.closed, sizes)
     program = replace(traced.program, closed=closed, results=replace(results, avals=avals), is_as_jax=True)
-    wrapped = tracing.wrapped_for(function, bound, traced.inputs, traced.options.around)
+    wrapped = tracing.wrapped_for(function, bound, traced.inputs, traced.options)
     return replace(traced, bound=bound, wrapped=wrapped, program=program)
 
 
@@ -224,19 +222,9 @@ def _explained(name: str) -> Iterator[None]:
         is_comparison = isinstance(error, jax.errors.InconclusiveDimensionOperation)
         if isinstance(error, TraceError) or not (is_comparison or re.search("_DimExpr|Symbolic dimension", text)):
             raise
-        what = f"asks of a symbolic size what only a number can answer{_line(error)}: {text.strip()}"
+        what = f"asks of a symbolic size what only a number can answer{line_of(error)}: {text.strip()}"
         cure = (
             "A function that branches on a size, or counts with it in Python, is exported with that size as a number; "
             "a comparison may be settled by a constraint, such as constraints=('b >= 2',)."
         )
         raise TraceError(message(name, what, cure)) from error
-
-
-def _line(error: BaseException) -> str:
-    """Return the last line of the traceback outside JAX, ` at file:line (function)`; empty if it is one of ours."""
-    root = Path(jax.__file__).parent
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not Path(f.filename).is_relative_to(root)]
-    if not theirs or theirs[-1].filename.startswith(our_folders()):
-        return ""
-    return f" at {theirs[-1].filename}:{theirs[-1].lineno} ({theirs[-1].name})"

@@ -8,6 +8,7 @@ A feature is a wrapper, a rule, or a strategy; there are no flags in between.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,8 +32,9 @@ from jointcut.wrappers.built_in.alias import AliasWrapper
 from jointcut.wrappers.built_in.flatten import TreeWrapper
 from jointcut.wrappers.built_in.guards import GuardsWrapper
 from jointcut.wrappers.metadata.convention import Convention
+from jointcut.wrappers.metadata.descriptors import Descriptors
 from jointcut.wrappers.metadata.schemas import InputAliasInfo
-from jointcut.wrappers.wrapper import CompilerWrapper, Target
+from jointcut.wrappers.wrapper import Target
 
 
 def trace(function: Callable[..., Any], options: Options, bound: Bound, positions: Sequence[int] | None) -> Traced:
@@ -46,7 +48,7 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
         wanted = differentiated(bound, positions, options)
         options, shapes = with_target(options, bound), bound.abstract()
         inputs = shapes.input_info(wanted, shapes.leaves_of(*options.donated))
-        wrapped = wrapped_for(function, shapes, inputs, options.around)
+        wrapped = wrapped_for(function, shapes, inputs, options)
         target = wrapped.target
         paths = [slot.path for slot in target.convention.inputs]
         with (
@@ -82,17 +84,35 @@ def with_target(options: Options, bound: Bound) -> Options:
 
 
 def wrapped_for(
-    function: Callable[..., Any],
-    shapes: Bound,
-    inputs: Sequence[InputAliasInfo],
-    around: Sequence[CompilerWrapper] = (),
+    function: Callable[..., Any], shapes: Bound, inputs: Sequence[InputAliasInfo], options: Options
 ) -> stack.Wrapped:
     """Return the function within its wrappers, for calls of one signature.
 
-    `inputs` are the records of the arguments, `around` the user's own wrappers, which see flat arrays.
+    `inputs` are the records of the arguments. The user's own wrappers of the `options` see flat arrays.
     """
-    wrappers = (TreeWrapper(shapes, tuple(around)), GuardsWrapper(shapes, inputs), AliasWrapper(inputs))
-    return stack.pre_compile(wrappers, Target(function, Convention((), ())))
+    tree = tree_wrapper(function, shapes, inputs, options)
+    return stack.pre_compile(
+        (tree, GuardsWrapper(shapes, inputs), AliasWrapper(inputs)), Target(function, Convention((), ()))
+    )
+
+
+def tree_wrapper(
+    function: Callable[..., Any], shapes: Bound, inputs: Sequence[InputAliasInfo], options: Options
+) -> TreeWrapper:
+    """Return the wrapper that flattens calls, around the user's own wrappers."""
+    if not options.around:
+        return TreeWrapper(shapes)
+
+    @functools.cache
+    def describe() -> Descriptors:
+        plain, wanted = replace(options, wrappers=()), tuple(i for i, info in enumerate(inputs) if info.requires_grad)
+        wrapped, mask = wrapped_for(function, shapes, inputs, plain), [i in wanted for i in range(len(shapes.leaves))]
+        target, paths = wrapped.target, [slot.path for slot in wrapped.target.convention.inputs]
+        known = options.has_aux, mask, paths, target.places, options.conventions
+        program = joint(target.function, shapes.unique, *known)
+        return described(Traced(name_of(function), plain, shapes, tuple(inputs), wrapped, program, wanted, 0.0))
+
+    return TreeWrapper(shapes, tuple(options.around), describe)
 
 
 def tables(bound: Bound, wanted: Sequence[int], options: Options) -> dict[int, str]:

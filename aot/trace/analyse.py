@@ -122,8 +122,8 @@ class _Uses:
             written=frozenset(written[0]),
             written_late=frozenset(written[1]),
             drawn=drawn,
-            tokens=tuple(tokens[0]),
-            num_backward_tokens=len(tokens[1]),
+            tokens=tuple(dict.fromkeys(tokens[0])),
+            num_backward_tokens=len(set(tokens[1])),
             effects=tuple(sorted(effects)),
         )
 

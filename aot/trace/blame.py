@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +22,9 @@ from jointcut.partition.program.places import our_folders
 from jointcut.wrappers.arguments.tree import Bound
 
 _JAX_ON_WRITES = "differentiated value on a non-differentiated array reference"
-_JAX_ON_RULES = r"(Differentiation|Transpose|Linearization|JVP|Partial eval).* not implemented"
+_JAX_ON_RULES = (
+    r"(Differentiation|Transpose|Linearization|JVP|Partial eval).* not implemented|\w+ callbacks do not support JVP"
+)
 _JAX_ON_FUNCTION = r"the function \S+ at (\S+):\d+ for"
 _JAX_ON_ARGUMENTS = r"(?<=of the argument).*?(?=\.\n|\.$)"
 
@@ -55,10 +59,10 @@ def explained(
         if bound is not None and bound.has_fixed:
             _note_fixed(error, name, bound)
         raise
-    except NotImplementedError as error:
-        if not re.match(_JAX_ON_RULES, str(error)):
+    except (NotImplementedError, ValueError) as error:
+        if isinstance(error, JointcutError) or not re.match(_JAX_ON_RULES, str(error)):
             raise
-        what = f"cannot be differentiated: {error}"
+        what = f"cannot be differentiated{'' if function is None else line_of(error)}: {error}"
         cure = "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
         raise DerivativeError(message(name, what, cure)) from error
     except Exception as error:
@@ -130,6 +134,20 @@ def _place(function: Any) -> str:
         function = function.func
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return "" if code is None else f" at {code.co_filename}:{code.co_firstlineno}"
+
+
+def line_of(error: BaseException) -> str:
+    """Return the user's line that led to an error, ` at file:line (function)`; empty if it is one of ours.
+
+    JAX hands on the calls that made an equation as the cause of an error in its derivative.
+    """
+    root = Path(jax.__file__).parent
+    for raised in (error.__cause__, error):
+        frames = traceback.extract_tb(None if raised is None else raised.__traceback__)
+        theirs = [f for f in frames if not Path(f.filename).is_relative_to(root)]
+        if theirs and not theirs[-1].filename.startswith(our_folders()):
+            return f" at {theirs[-1].filename}:{theirs[-1].lineno} ({theirs[-1].name})"
+    return ""
 
 
 def _note_fixed(error: BaseException, name: str, bound: Bound) -> None:

@@ -87,7 +87,9 @@ STOPS = {
         ("floor", "in_a_branch.<locals>.<lambda>", 1, ZERO),
         ("sign", "in_a_branch.<locals>.<lambda>", 1, ZERO),
     ],
-    called_back: [("pure_callback", "called_back", 1, "Pure callbacks do not support JVP.")],
+    called_back: [
+        ("pure_callback", "called_back", 1, "It cannot be differentiated: Pure callbacks do not support JVP.")
+    ],
     largest: [("argmax", "largest", 1, integer("int32[]"))],
     counted: [("convert_element_type", "counted", 1, integer("int32[3]"))],
     ruled: [("custom_vjp_call", "ruled", 1, ZERO)],

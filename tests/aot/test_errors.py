@@ -436,12 +436,40 @@ def opaque_loss(x):
 @pytest.mark.parametrize("way", ["value_and_grad", "grad", "vjp", "trace", "jax.grad"])
 def test_a_primitive_without_derivative(way):
     error = raised(DerivativeError, [TypeError], transformed(way, opaque_loss), X)
+    line = opaque_loss.__code__.co_firstlineno + 1
     assert str(error) == (
-        "opaque_loss cannot be differentiated: Differentiation rule for 'opaque' not implemented\n"
+        f"opaque_loss cannot be differentiated at {__file__}:{line} (opaque_loss): "
+        "Differentiation rule for 'opaque' not implemented\n"
         "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
     )
     assert same_type_as_jax(error, jax.grad(opaque_loss), X)
     assert isinstance(error.__cause__, NotImplementedError)
+
+
+def called_back(x):
+    return jnp.sum(jax.pure_callback(lambda a: a, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
+
+
+CALLED_BACK = {
+    "plainly": called_back,
+    "in jit": lambda x: jax.jit(called_back)(x),
+    "in a scan": lambda x: lax.scan(lambda c, _: (c * called_back(x * c), None), x[0, 0], None, length=2)[0],
+    "in a branch": lambda x: lax.cond(x[0, 0] > 0, called_back, jnp.sum, x),
+    "in a checkpoint": lambda x: jax.checkpoint(called_back)(x),
+}
+
+
+@pytest.mark.parametrize("way", ["grad", "vjp", "trace", "jax.grad"])
+@pytest.mark.parametrize("function", CALLED_BACK.values(), ids=CALLED_BACK)
+def test_a_callback_without_derivative_is_told_with_its_line(way, function):
+    error = raised(DerivativeError, [ValueError], transformed(way, function), X)
+    line = called_back.__code__.co_firstlineno + 1
+    assert str(error) == (
+        f"{function.__name__} cannot be differentiated at {__file__}:{line} (called_back): {error.__cause__}\n"
+        "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
+    )
+    assert "callbacks do not support JVP" in str(error.__cause__)
+    assert same_type_as_jax(error, jax.grad(function), X)
 
 
 def test_what_the_function_raises_comes_through():

@@ -298,3 +298,31 @@ def test_64_bit_types_that_are_switched_off_are_told(tmp_path):
     with jax.enable_x64(True):
         assert float(loaded(wide)) == pytest.approx(0.5, rel=1e-12)
         assert loaded.grad(wide).dtype == np.float64
+
+
+# -------------------------------------------------------------------------------------------------------- filters
+
+
+FILTERED = {
+    "a tree of booleans": ({"filter": {"a": True, "b": False}}, ({"a": X, "b": X}, X)),
+    "a predicate": ({"filter": lambda x: x.ndim > 1}, ({"a": X[None], "b": X}, X)),
+    "none": ({}, ({"a": X, "b": X}, X)),
+    "none, and one argument of two": ({"argnums": 1}, ({"a": X, "b": X}, X)),
+    "after a static argument": (
+        {"filter": {"a": False, "b": True}, "argnums": 1, "static_argnums": 0},
+        (2, {"a": X, "b": X}, X),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "args"), FILTERED.values(), ids=FILTERED)
+def test_a_filter_survives_the_export(options, args, reloaded):
+    def product(*args):
+        *_, tree, x = args
+        return jnp.sum(tree["a"] * tree["b"] * x)
+
+    ours, loaded = aot.function(product, **options), reloaded(product, *args, **options)
+    got, want = loaded.value_and_grad(*args)[1], ours.value_and_grad(*args)[1]
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)

@@ -151,6 +151,33 @@ def test_a_wrapper_is_part_of_what_is_exported(tmp_path):
     near(aot.load(tmp_path / "made").value_and_grad(W, X), jax.value_and_grad(loss, has_aux=True)(W, X))
 
 
+class Knowing(Scaled):
+    """A wrapper that asks for the arrays of the function."""
+
+    def pre_compile(self, target):
+        self.known = target.describe()
+        return super().pre_compile(target)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_wrapper_is_told_of_the_functions_arrays(way):
+    wrapper = Knowing()
+    near(way(aot.function(loss, has_aux=True, wrappers=(wrapper,))), jax.value_and_grad(loss, has_aux=True)(W, X))
+    known = wrapper.known
+    assert [(d.path, d.dtype) for d in known.inputs] == [("args[0]", "float32"), ("args[1]", "float32")]
+    assert [info.path for info in known.metadata.fw_metadata.output_info] == ["result[0]", "result[1]['h']"]
+
+
+def test_a_wrapper_knows_what_is_differentiated():
+    wrapper = Knowing()
+    ours = aot.function(loss, argnums=1, has_aux=True, wrappers=(Scaled(), wrapper))
+    near(ours.grad(W, X)[0], jax.grad(loss, 1, has_aux=True)(W, X)[0])
+    assert [(g.of, g.path, g.type) for g in wrapper.known.gradients] == [("primals_2", "args[1]", "float32[2,3]")]
+    assert [t.of for t in wrapper.known.tangents] == ["output_1"]
+    near(ours(W, X), loss(W, X))
+    assert wrapper.known.gradients == ()
+
+
 class Doubled:
     """Breaks the law: another value."""
 

@@ -231,3 +231,15 @@ def test_a_container_without_flat_arrays_has_no_start():
         0,
         "Quantised(values: float0[2,3], scale: float0[])",
     )
+
+
+def test_there_is_one_token_for_each_kind_of_ordered_effect():
+    def noisy(x):
+        jax.debug.print("first {}", x[0, 0], ordered=True)
+        jax.debug.print("second {}", x[0, 1], ordered=True)
+        jax.debug.print("in any order {}", x[0, 2])
+        return jnp.sum(x**2)
+
+    metadata = aot.function(noisy).trace(X).metadata
+    assert (metadata.tokens, metadata.num_backward_tokens) == (("OrderedDebug",), 0)
+    assert len(metadata.effects) == 2

@@ -13,6 +13,7 @@ from jointcut.wrappers.arguments.originals import GivenCopies
 from jointcut.wrappers.arguments.paths import Paths
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
 from jointcut.wrappers.metadata.convention import Convention, slots
+from jointcut.wrappers.metadata.descriptors import Descriptors
 from jointcut.wrappers.stack import applied
 from jointcut.wrappers.wrapper import CompilerWrapper, Target, flat_form_of
 
@@ -36,11 +37,12 @@ class Outcome:
 class TreeWrapper:
     """Turn a function of trees into a function of flat arrays.
 
-    `around` are the user's own wrappers, which take flat arrays.
+    `around` are the user's own wrappers, which take flat arrays; `describe` is as in `Target`.
     """
 
     bound: Bound
     around: tuple[CompilerWrapper, ...] = ()
+    describe: Callable[[], Descriptors] | None = None
 
     def pre_compile(self, target: Target) -> Target:
         """Return a target with a function of flat leaves; its results are not known yet."""
@@ -64,7 +66,7 @@ class TreeWrapper:
                 return outcome.result if isinstance(outcome, Outcome) else outcome
 
             convention = Convention(slots(self.bound.paths(), leaves), (), self.bound.tree)
-            result = applied(self.around, Target(without_states, convention))(*leaves)
+            result = applied(self.around, Target(without_states, convention, describe=self.describe))(*leaves)
             return replace(outcomes[0], result=result) if outcomes else result
 
         return call

@@ -292,8 +292,8 @@ class ViewAndMutationMeta(Record):
         constant_info: a record of each array that the function closes over. They are leading inputs of every program,
             and the same in each call (in PyTorch, `static_input_indices`).
         constant_meta: the type of each of these arrays.
-        tokens: names of the ordered effects of the forward, in order.
-        num_backward_tokens: number of ordered effects of the backward.
+        tokens: names of the kinds of ordered effects of the forward: JAX threads one token for each kind.
+        num_backward_tokens: number of kinds of ordered effects of the backward.
         effects: names of all effects of either half.
         bw_donated_idxs: positions of residuals whose buffers the backward may overwrite, or None before the cut.
 

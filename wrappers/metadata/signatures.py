@@ -57,7 +57,7 @@ class GraphSignature(Record):
         in_spec, out_spec: the trees of the arguments and of the result. An object that the function can write (a Flax
             NNX module) is replaced by the tree of its arrays.
         backward_signature: the signature of the backward, or None for inference.
-        input_tokens, output_tokens: names of the ordered effects; JAX itself passes their tokens.
+        input_tokens, output_tokens: names of the kinds of ordered effects; JAX itself passes their tokens.
         buffers_mutated_in_place: paths of the references that the program writes in place, without a result.
         same_arrays: maps the path of a repeated array to the path of its first leaf. Both leaves are one input.
     """
