@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.cache.location import store_for
-from jointcut.aot.call.adding import accumulated
+from jointcut.aot.call.adding import Stepping
 from jointcut.aot.call.alone import alone
 from jointcut.aot.call.cached import CachedCalls
 from jointcut.aot.call.flow import Differentiability, differentiability
@@ -20,6 +20,7 @@ from jointcut.aot.call.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.call.under_transform import CallsInside
 from jointcut.aot.call.updating import KEPT_UPDATES, Updating
 from jointcut.aot.export.export import export, platforms_for, refuse_request
+from jointcut.aot.hooks.in_programs import called_later
 from jointcut.aot.options import options as choosing
 from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import Options
@@ -108,9 +109,15 @@ class Function:
         """Return a function of the same arguments that adds the gradients to references, and returns the value.
 
         `refs` are `jax.Ref`s in the tree of the gradient, as `grad` returns it, or None. Gradients are added after the
-        step; a `post_accumulate` hook sees the gradient of its call. Raises `CallError` first if trees or types differ.
+        step. Then `post_accumulate` hooks on arguments see the sum. Raises `CallError` first if trees or types differ.
         """
-        return functools.partial(accumulated, self.value_and_grad, self._options, self._statics, refs)
+        steps = Stepping(self._function, self._options, self._statics, self.value_and_grad, lambda: self._without_hooks)
+        return functools.partial(steps.accumulated, self._binder, refs)
+
+    @functools.cached_property
+    def _without_hooks(self) -> Callable[..., Any]:
+        """The step without the `post_accumulate` hooks of arguments."""
+        return Function(called_later(self._function), self._options).value_and_grad
 
     def vjp(self, *args: Any, **kwargs: Any) -> Any:
         """Like `jax.vjp`: the output and a pullback (and aux with `has_aux`).

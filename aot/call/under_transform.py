@@ -7,6 +7,7 @@ halves of its cut, and in forward mode the derivative of its formulas.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,9 @@ from jointcut.wrappers.built_in.autograd import JITTED, differentiable
 from jointcut.wrappers.metadata.convention import Convention, slots
 from jointcut.wrappers.wrapper import Target
 
+#: The number of each function, in the order in which they are made.
+_numbers = itertools.count()
+
 
 class CallsInside:
     """Calls of one function inside transformations."""
@@ -43,6 +47,7 @@ class CallsInside:
     ) -> None:
         """Keep the function; `uncut` warns once where no cut is applied, `unmeasured` where no error is measured."""
         self._function, self._options, self._name = function, options, name
+        self._numbered = f"{name}#{next(_numbers)}"
         self._uncut, self._unmeasured = uncut, unmeasured
 
     def __call__(self, signature: Signature, bound: Bound) -> Any:
@@ -74,7 +79,7 @@ class CallsInside:
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         again = JITTED if source.has_references else differentiated_again(self._options.conventions, self._name)
         twice = self._uncut.twice if again is JITTED else lambda: None
-        how = functools.partial(self._cut, paths), twice, again
+        how = functools.partial(self._cut, paths), twice, again, self._numbered
         if not source.has_references:
             return differentiable(closed, *how)
         wrapper = refs.RefsWrapper(closed)

@@ -129,8 +129,10 @@ class Backward:
         """The program as ops and values; its primals are the constants, references and residuals."""
         closed = simplify.inlined(self.closed)
         jaxpr, _ = jaxprs.opened(closed)
+        kept = self.structure.kept_by
         named = {"constant": len(self.consts), "reference": self.num_refs, "residual": self.count}
         primals = [f"{name} {i}" for name, count in named.items() for i in range(count)]
+        primals[len(primals) - self.count :] = [f"residual {i}{kept.get(i, '')}" for i in range(self.count)]
         cotangents = [f"cotangent {i}" for i in range(len(jaxpr.invars) - len(primals))]
         inputs = (Role.PRIMAL,) * len(primals) + (Role.COTANGENT,) * len(cotangents)
         outputs = (Role.GRADIENT,) * len(jaxpr.outvars)

@@ -45,7 +45,7 @@ class Record:
 
     Attributes:
         id: a number of its own.
-        name: the name of the op, such as `tanh`, or of the called function.
+        name: the name of the op, such as `tanh`, or of the called function; an `aot.function` is `loss#3`, numbered.
         run: from the flat inputs to the outputs and the saved arrays.
         num_outputs: the number of outputs.
         routes: where each residual comes from: `"constant"`, `"input"`, `"output"` or `"saved"`, and its place there.
@@ -182,7 +182,7 @@ def _record(op: eager.Operation, closed: Any, avals: Sequence[Any], mask: tuple[
     read = {i: on or ignores for i, on in zip(cotangents, backwards.read, strict=True)}
     return Record(
         next(_count),
-        op.params.get("name") or op.name,
+        getattr(op.params.get("rules"), "name", "") or op.params.get("name") or op.name,
         jax.jit(functools.partial(runtime.evaluate, halves.forward)),
         len(outputs),
         tuple(_route(r, len(consts)) for r in halves.residuals),

@@ -16,6 +16,7 @@ import jax
 
 from jointcut.aot.tape.sweep import Called, Step
 from jointcut.partition.program.jax import abstract
+from jointcut.partition.program.places import line_at
 
 #: A function that calls a hook: it takes the hook's number, flat values, and the types of the results.
 Call = Callable[[int, Sequence[Any], Sequence[Any]], list[Any]]
@@ -36,6 +37,18 @@ class Structure:
     leaf_hooks: Sequence[tuple[Called, ...]]
     seeds: Sequence[tuple[int, int]]
     loop: Any = None
+
+    @property
+    def kept_by(self) -> dict[int, str]:
+        """What each residual is kept for, by its place: ` of tanh at train.py:12`, the first op or hook to need it."""
+        kept: dict[int, str] = {}
+        for step in self.steps:
+            at = f" at {line_at(step.source)}" if step.source is not None else ""
+            for hook in (x for x in (*step.saved, *step.hooks, *step.after) if isinstance(x, Called)):
+                kept.update(dict.fromkeys(hook.read, f" of {hook.place.words}"))
+                kept.update(dict.fromkeys(hook.arrays, f" of {step.record.name}{at}, packed"))
+            kept.update((x, f" of {step.record.name}{at}") for x in step.saved if isinstance(x, int))
+        return kept
 
     @property
     def called(self) -> list[Called]:

@@ -157,3 +157,48 @@ def test_what_does_not_fit_is_refused_before_anything_is_added(case):
         call(refs)
     assert str(caught.value) == text
     assert_hold(refs, 0, P)
+
+
+def hooked(seen, traced):
+    def loss(p, x, scale=1.0):
+        w = aot.on_cotangent(p["w"], lambda g: 2 * g, traced=True)
+        w = aot.post_accumulate(w, lambda g: seen.append(np.asarray(g).sum()))
+        b = aot.post_accumulate(p["b"], lambda g: g / 2, traced=traced)
+        return scale * jnp.mean(jnp.tanh(x @ w + b) ** 2)
+
+    return loss
+
+
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "called back"])
+@pytest.mark.parametrize("made", [aot.function, aot.tape], ids=["function", "tape"])
+def test_a_hook_after_the_sum_sees_it_and_may_replace_it(made, traced):
+    seen, refs = [], zeros(P)
+    step = made(hooked(seen, traced)).accumulate_into(refs)
+    gradient, b = jax.grad(loss)(P, X), 0.0
+    for count in (1, 2, 3):
+        step(P, X)
+        b = (b + gradient["b"]) / 2
+        np.testing.assert_allclose(refs["w"][...], 2 * count * gradient["w"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(refs["b"][...], b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(seen[-1], np.sum(refs["w"][...]), rtol=1e-5)
+    assert len(seen) == 3
+
+
+def test_hooks_after_the_sum_stay_in_other_calls_and_go_with_static_arguments_and_jit():
+    seen, refs = [], zeros(P)
+    function = aot.function(hooked(seen, False), static_argnames="scale")
+    function.accumulate_into(refs)(P, X, scale=3.0)
+    function.grad(P, X, scale=3.0)
+    gradient = jax.grad(loss)(P, X)
+    np.testing.assert_allclose(seen, [6 * np.sum(gradient["w"])] * 2, rtol=1e-5)
+    jax.jit(lambda refs, p: function.accumulate_into(refs)(p, X, scale=3.0))(refs, P)
+    jax.effects_barrier()
+    np.testing.assert_allclose(seen[-1], 12 * np.sum(gradient["w"]), rtol=1e-5)
+    np.testing.assert_allclose(refs["b"][...], (1.5 + 3) / 2 * gradient["b"], rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_reference_a_hook_sees_the_gradient_of_its_call():
+    seen, refs = [], {"w": None, "b": jax.new_ref(jnp.zeros(3))}
+    for _ in range(2):
+        aot.function(hooked(seen, True)).accumulate_into(refs)(P, X)
+    np.testing.assert_allclose(seen, [2 * np.sum(jax.grad(loss)(P, X)["w"])] * 2, rtol=1e-5)

@@ -60,16 +60,18 @@ _linear_p = own_primitives.linear_primitive("jointcut_linear")
 
 
 def differentiable(
-    primal: Any, cut: Cutter, twice: Callable[[], None] = lambda: None, wrap: Wrap = JITTED
+    primal: Any, cut: Cutter, twice: Callable[[], None] = lambda: None, wrap: Wrap = JITTED, name: str = ""
 ) -> Callable[..., list[Any]]:
     """Return a flat function that runs the jaxpr `primal`, and is differentiated through the halves from `cut`.
 
     `cut` takes `primal`, or its form under `jax.vmap`, and one flag for each flat input: whether it is differentiated.
     A mapped program may have more constants, as leading inputs. `twice` is called if the derivative is differentiated
     again in forward mode, which plain JAX does. `wrap` takes both halves, and the function of outputs and tangents in
-    forward mode, and decides how they are differentiated.
+    forward mode, and decides how they are differentiated. `name` is that of `CallRules`.
     """
-    return _Program(_call_p, primal, cut, twice, wrap)
+    program = _Program(_call_p, primal, cut, twice, wrap)
+    program.name = name
+    return program
 
 
 def half(
@@ -179,6 +181,7 @@ class _Program(Program):
             closed, consts, out_dims = own_primitives.mapped(self.closed, axis, dims)
             constants = None if self.constants is None else self.constants + len(consts)
             program = _Program(self.prim, closed, self._cut, self._twice, self._wrap, self._waits, constants)
+            program.name = self.name
             return program, consts, out_dims
 
         program, consts, out_dims = self._mapped.of((axis, dims), make)

@@ -61,6 +61,9 @@ class CallRules(abc.ABC):
     def forward(self) -> CallRules:
         """The rules for `jax.linearize`, which asks for no backward."""
 
+    #: The function that is called, by name and number: `loss#3`; empty where nobody gave one.
+    name: str = ""
+
     #: The number of leading inputs in which the call is not linear; None if it is not known to be linear in the others.
     constants: int | None = None
 
