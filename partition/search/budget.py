@@ -7,7 +7,7 @@ A `Planner` knows one program and its prices. Its *menu* is the list of plans wo
 - divisions of the forward into pieces that run again one at a time (`chain`): for small budgets, where recomputed
   values take more memory than saved ones,
 - long loops in segments,
-- loops with fewer checkpoints.
+- loops with more checkpoints, or fewer.
 
 Each plan has a time, for recomputing and for writing and reading its saved values, and a predicted peak from a replay.
 If a budget falls between two plans that lie far apart, `fastest` looks for others between them.
@@ -38,7 +38,7 @@ from jointcut.partition.search.chain import divisions
 from jointcut.partition.search.copies import Copies, bound_seconds, copies, in_parts, seconds_of, sending
 from jointcut.partition.search.front import Choice, Front, front, sampled
 from jointcut.partition.search.mincut import min_cut, save_all
-from jointcut.partition.search.mixtures import FewerCheckpoints, in_segments, kept_share, mixed, partly
+from jointcut.partition.search.mixtures import NumbersOfCheckpoints, in_segments, kept_share, mixed, partly
 from jointcut.partition.search.network import Network, network
 
 #: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have.
@@ -82,7 +82,7 @@ class Planner:
         model = problem.model
         self.most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
         self.model = model.within(self.most_bytes) if isinstance(model, Roofline) else model
-        self.checkpoints = FewerCheckpoints(problem, self.model)
+        self.checkpoints = NumbersOfCheckpoints(problem, self.model)
         self._replayer = Replayer(self.graph)
         self._known: dict[PlanKey, Candidate] = {}
         self._between: dict[tuple[int, int], list[Candidate]] = {}
@@ -114,7 +114,7 @@ class Planner:
     def _bounds(self) -> Front:
         """The front in true seconds, which bounds every plan.
 
-        It is the search's own front unless something is preferred, or loops may keep fewer checkpoints.
+        It is the search's own front unless something is preferred, or loops may keep other numbers of checkpoints.
         """
         fewest = self.checkpoints.fewest
         is_own = not self.problem.preferences and not fewest
@@ -222,9 +222,9 @@ class Planner:
     # ------------------------------------------------------------------------------------------------- the menu
 
     def plans(self) -> Iterator[Plan]:
-        """Plans worth trying: the default, the front's, the divisions; and each with fewer checkpoints, in segments."""
+        """Plans worth trying: the default, the front's, the divisions; and each with other checkpoints, in segments."""
         seen: set[PlanKey] = set()
-        for plan in (plan for chosen in self._plans() for plan in (chosen, *self.fewer(chosen))):
+        for plan in (plan for chosen in self._plans() for plan in (chosen, *self.numbered(chosen))):
             for form in (plan, *self.in_segments(plan), *self.offloading(plan)):
                 if form.key not in seen:
                     seen.add(form.key)
@@ -248,6 +248,12 @@ class Planner:
             return self.priced(min_cut(self.problem))
         except PlanError:
             return None
+
+    def large(self, default: Plan) -> Candidate:
+        """The plan for a large budget: the default one, in which loops of known trips keep more if that is faster."""
+        numbers = self.checkpoints.of_known_trips
+        plans = [self.priced(default), *([self._numbered(default, numbers)] if numbers else [])]
+        return min(map(self.known, plans), key=lambda c: c.step_seconds)
 
     def everything(self) -> Plan | None:
         """The plan that saves the values that plain JAX saves; None where a demand may forbid it."""
@@ -277,8 +283,8 @@ class Planner:
             for more in (sending, in_parts) if len(self.graph.ops) <= _MOST_OPS_PARTLY else (sending,):
                 yield from map(self.priced, more(self.problem, plan, self.waiting_seconds, hidden))
 
-    def fewer(self, plan: Plan) -> Iterator[Plan]:
-        """The same plan with fewer checkpoints of its loops."""
+    def numbered(self, plan: Plan) -> Iterator[Plan]:
+        """The same plan with other numbers of checkpoints of its loops."""
         yield from (self._numbered(plan, numbers) for numbers in self.checkpoints.choices)
 
     def _numbered(self, plan: Plan, numbers: Numbers) -> Plan:
