@@ -62,6 +62,7 @@ from jointcut.aot.loops.loops import Stacked as Stacked
 from jointcut.aot.loops.loops import fori_loop as fori_loop
 from jointcut.aot.loops.loops import while_loop as while_loop
 from jointcut.aot.loops.loops import while_loop_stack_output as while_loop_stack_output
+from jointcut.aot.loops.plain import count_trips as count_trips
 from jointcut.aot.loops.scans import scan as scan
 from jointcut.aot.options.conventions import Conventions as Conventions
 from jointcut.aot.options.conventions import conventions as conventions
@@ -157,6 +158,7 @@ __all__ = [
     "UncutWarning",
     "budget",
     "conventions",
+    "count_trips",
     "debug",
     "doctor",
     "explain",

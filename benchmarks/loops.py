@@ -19,7 +19,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import branches, buffers, loops_libraries, loops_ode, loops_plain, loops_rivals, loops_steps
+from benchmarks import (
+    branches,
+    buffers,
+    loops_libraries,
+    loops_ode,
+    loops_plain,
+    loops_rivals,
+    loops_steps,
+    loops_trips,
+)
 from benchmarks.measure import machine, wide_console
 
 RESULTS = Path(__file__).parent / "results" / "loops.json"
@@ -68,6 +77,11 @@ PARTS = {
         uses=tuple(sorted({p.library for p in loops_libraries.PROGRAMS})),
     ),
     "steps": Part(loops_steps.steps, loops_steps.steps_table, "fewer bytes cut; time in proportion to the rows"),
+    "trips": Part(
+        loops_trips.rows, loops_trips.table_of,
+        f"a solver at most {loops_trips.MOST_BYTES / 1e6:g} MB and {loops_trips.MOST_RATIO:.2f}x the time of "
+        f"budget=0.0, ten trips at most the bytes of memory=10 or {loops_trips.LITTLE_BYTES / 1e6:g} MB",
+    ),
     "branches": Part(
         branches.rows, branches.table_of, f"at most {branches.MOST}x what the largest branch keeps alone"
     ),

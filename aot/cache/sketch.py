@@ -53,7 +53,7 @@ class _Sketch(Encoder):
     def _call(self, rules: Plain) -> bytes:
         """Write a call of ours: its program, the programs that it runs, with counts, and its separately cut steps."""
         step = rules.nested()
-        steps = step and (step.trips, step.checkpoints, step.checkpoint_bytes, step.is_adjustable)
+        steps = step and (step.trips, step.checkpoints, step.checkpoint_bytes, step.is_adjustable, step.most)
         return self.all("call", (type(rules), rules.closed, tuple(rules.runs() or ()), steps))
 
 

@@ -20,10 +20,12 @@ from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.program.jax import abstract
 from jointcut.partition.program.sizes import is_symbolic
 
-#: Default bytes of checkpoints: of a loop that is known to run often enough to fill them, and of any other.
-#: All are allocated and cleared before the first step, and most loops that end by themselves end soon.
-FILLED_BYTES, DEFAULT_BYTES = 64 * 2**20, 2 * 2**20
-FEWEST, MOST = 16, 1024  # checkpoints, by default
+#: Default bytes of checkpoints: of a loop that is known to run often enough to fill them, and of any other. All are
+#: allocated and cleared before the first step, and most loops that end by themselves end soon.
+FILLED_BYTES, DEFAULT_BYTES = 2 * 2**20, 256 * 2**10
+FEWEST, MOST = 10, 1024  # checkpoints, by default
+#: What a budget may give: bytes of a loop that is known to fill them, and checkpoints of any other.
+BUDGET_BYTES, BUDGET_FEWEST = 64 * 2**20, 64
 _CURE = (
     "Give a number of checkpoints (an int), bytes (a text such as '64MiB'), 'stack' or 'sqrt' (both with max_trips), "
     "or leave memory out."
@@ -51,7 +53,7 @@ class Memory:
     def read(cls, memory: Any, max_trips: int | None, carry_bytes: int) -> Memory:
         """Read the argument `memory` of a loop whose carry takes `carry_bytes`. Raises `BudgetError`."""
         if memory is None:
-            return cls(most=max_trips, expected=max_trips)
+            return cls(most=max_trips)
         if isinstance(memory, str):
             return cls._of_text(memory, max_trips, carry_bytes)
         if isinstance(memory, bool) or not isinstance(memory, numbers.Integral):
@@ -96,17 +98,39 @@ class Memory:
         return replace(self, most=min(bounds, default=None), expected=self.expected if expected is None else expected)
 
     def slots(self, kept: Sequence[Any]) -> int:
-        """Return the number of checkpoints of these types; the fewest, where only an export's caller knows sizes."""
-        row = sum(map(abstract.aval_bytes, kept))
-        row = row if is_symbolic((row,)) else max(1, row)
-        ends = [n for n in (self.most, None if self.checkpoints else self.expected) if n is not None]
+        """Return the number of checkpoints of these types; the fewest, where only an export's caller knows sizes.
+
+        By default they are those that pay: more than fit into few bytes only until no step runs again twice.
+        """
+        row = _row_bytes(kept)
         if self.checkpoints is not None:
-            found = self.checkpoints
-        elif is_symbolic((row,)):
-            found = FEWEST
-        elif self.num_bytes is not None:
-            found = self.num_bytes // row - 1
-        else:
-            num_bytes = DEFAULT_BYTES if self.expected is None else FILLED_BYTES
-            found = min(max(num_bytes // row, FEWEST), MOST)
-        return max(1, min(found, *ends) if ends else found)
+            return self._within(self.checkpoints, None)
+        if is_symbolic((row,)):
+            return self._within(FEWEST, self.expected)
+        if self.num_bytes is not None:
+            return self._within(self.num_bytes // row - 1, self.expected)
+        if self.expected is None:
+            return self._within(min(max(DEFAULT_BYTES // row, FEWEST), MOST), None)
+        once = (math.isqrt(8 * self.expected + 1) - 1) // 2  # so many run no step of the loop again twice
+        once = max(FEWEST, min(once, BUDGET_BYTES // row))
+        return self._within(max(min(FILLED_BYTES // row, MOST), once), self.expected)
+
+    def most_slots(self, kept: Sequence[Any]) -> int:
+        """Return the number of checkpoints that a budget may give to the loop; more would not pay, as far as is known.
+
+        It is the number of trips, where that is known. Nothing can be given where the user gave the memory.
+        """
+        own, row = self.slots(kept), _row_bytes(kept)
+        if not self.is_default or is_symbolic((row,)):
+            return own
+        if self.expected is None:
+            return max(own, self._within(min(max(FILLED_BYTES // row, BUDGET_FEWEST), MOST), None))
+        return max(own, self._within(max(BUDGET_BYTES // row, BUDGET_FEWEST), self.expected))
+
+    def _within(self, number: int, expected: int | None) -> int:
+        return max(1, min([number, *(n for n in (self.most, expected) if n is not None)]))
+
+
+def _row_bytes(kept: Sequence[Any]) -> Any:
+    row = sum(map(abstract.aval_bytes, kept))
+    return row if is_symbolic((row,)) else max(1, row)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -20,6 +22,8 @@ from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program.bodies import LOOP_OF_JAX
 from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects, user_source
 from jointcut.partition.rewrite import simplify
+from jointcut.wrappers.built_in.autograd import CALL
+from jointcut.wrappers.built_in.programs import Plain
 
 _JAX_ON_LOOPS = "Reverse-mode differentiation does not work for lax.while_loop"
 
@@ -35,6 +39,54 @@ def looped(closed: Any, guards: str = "jax") -> Any:
         return eqn if _has_references(eqn) else _loop(eqn, scope, guards)
 
     return simplify.replaced(closed, "while", change)
+
+
+def count_trips(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, int]:
+    """Run a function once; return how often each of its loops runs, by name, the most where it is run several times.
+
+    They are the loops that keep checkpoints: ours, and every `lax.while_loop`, those of libraries too. Pass the largest
+    number to `aot.trips`, and the loops keep as many checkpoints as pay for so many trips.
+
+    >>> print(*count_trips(lambda x: lax.while_loop(lambda y: y < 100.0, lambda y: 2 * y, x), 1.0).values())
+    7
+    """
+    flat, tree = jax.tree.flatten((args, kwargs))
+
+    def called(*leaves: Any) -> Any:
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+        return function(*args, **kwargs)
+
+    found: dict[str, int] = {}
+
+    def told(name: str, trips: Any) -> None:
+        found[name] = max(found.get(name, 0), int(trips))
+
+    jax.block_until_ready(runtime.evaluate(_telling(jax.make_jaxpr(called)(*flat), told), *flat))
+    jax.effects_barrier()
+    return found
+
+
+def _telling(closed: Any, told: Callable[[str, Any], None]) -> Any:
+    """Return the same program, whose loops tell their name and their trips when they are done."""
+
+    def telling(eqn: jaxprs.Equation, _: str) -> jaxprs.Equation:
+        loop = eqn.params["rules"]
+        if not isinstance(loop, Loop):  # it tells already
+            return eqn
+        parts = Parts(loop.parts.cond, _telling(loop.parts.body, told), loop.parts.num_consts).counted()
+
+        def run(*flat: Any) -> list[Any]:
+            *outs, trips = parts.run(*flat, jnp.int32(0))
+            jax.debug.callback(partial(told, loop.name), trips)
+            return outs
+
+        return calling(eqn, traced(run, loop.parts.avals))
+
+    def calling(eqn: jaxprs.Equation, program: Any) -> jaxprs.Equation:
+        return eqn.replace(params={"jaxpr": program, "rules": Plain(program)})
+
+    opened = simplify.replaced(closed, CALL, lambda eqn, _: calling(eqn, _telling(eqn.params["jaxpr"], told)))
+    return simplify.replaced(looped(opened), LOOP, telling)
 
 
 def is_about_loops(error: ValueError) -> bool:

@@ -191,9 +191,15 @@ class Derivative:
         return self.loop.bounded.slots(self.types)
 
     @cached_property
+    def most_slots(self) -> int:
+        """The number of checkpoints that a budget may give."""
+        return self.loop.bounded.most_slots(self.types)
+
+    @cached_property
     def saving(self) -> Saving:
         """The loop that leaves checkpoints."""
-        return Saving(self.loop, self.loop.parts, self.kept, [buffer.part for buffer in self.filled], self.slots)
+        loop, filled = self.loop, [buffer.part for buffer in self.filled]
+        return Saving(loop, loop.parts, self.kept, filled, self.slots, loop.trips or self.most_slots)
 
     def pull(self, given: tuple[int, ...]) -> Pull:
         """Return the sweep from cotangents of these parts of the carry; made once."""
@@ -286,8 +292,8 @@ class Pull(Program):
         if self._step is None or not has_sizes(self._step.joint):
             return None
         split, loop = self._step.cut.split, self.derivative.loop
-        row = sum(map(abstract.aval_bytes, self.derivative.types))
-        return Nested(loop.trips, split.graph, split.plan, loop.name, self.slots, row, self._rows)
+        row, most = sum(map(abstract.aval_bytes, self.derivative.types)), self.derivative.most_slots
+        return Nested(loop.trips, split.graph, split.plan, loop.name, self.slots, row, self._rows, most)
 
     @property
     def _rows(self) -> tuple[int, ...]:

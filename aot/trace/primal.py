@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jointcut.aot.loops import plain
+from jointcut.aot.loops.expected import named
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program.jax import abstract, jaxprs, runtime
 from jointcut.wrappers.arguments import containers, fixed, objects
@@ -175,7 +176,8 @@ def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -
 
     @flat_form_of(function)
     def flat(*xs: Any) -> list[Any]:
-        out, results = Results.flat(function(*xs), has_aux)
+        with named():
+            out, results = Results.flat(function(*xs), has_aux)
         traced[:] = [results]
         return out
 

@@ -28,12 +28,14 @@ class Adjustable:
     """A loop whose number of checkpoints may be chosen.
 
     Attributes:
-        number: the number that the graph has; a plan may choose a smaller one.
+        number: the number that the graph has.
+        most: the largest number that a plan may choose.
         back: ids of the ops that run the loop back.
         rows: ids of the values that have a row for each checkpoint.
     """
 
     number: int
+    most: int
     back: tuple[int, ...]
     rows: tuple[int, ...]
 
@@ -49,7 +51,8 @@ def adjustable_loops(graph: Graph) -> dict[int, Adjustable]:
     for op, back in backs.items():
         rows = sorted({v for i in back for v in _rows(graph, i)})
         if op is not None and graph.ops[op].name == CHECKPOINTED and _are_own(graph, rows, back):
-            found[op] = Adjustable(graph.nested[back[0]].checkpoints, tuple(back), tuple(rows))
+            loop = graph.nested[back[0]]
+            found[op] = Adjustable(loop.checkpoints, max(loop.most, loop.checkpoints), tuple(back), tuple(rows))
     return dict(sorted(found.items()))
 
 
@@ -69,7 +72,7 @@ def _are_own(graph: Graph, rows: Iterable[int], back: list[int]) -> bool:
 def with_checkpoints(graph: Graph, known: dict[int, Adjustable], numbers: Numbers) -> Graph:
     """The same program in which some of the `known` loops keep other numbers of checkpoints.
 
-    Raises `PlanError` for a loop that is not known or named twice, and for a number that is not from 1 up to its own.
+    Raises `PlanError` for a loop that is not known or named twice, and for a number that is not from 1 up to its most.
     """
     values, nested = with_rows(graph, known, numbers)
     ops, names = list(graph.ops), dict[int, dict[Any, Any]]()
@@ -85,7 +88,7 @@ def with_rows(graph: Graph, known: dict[int, Adjustable], numbers: Numbers) -> t
     """The values and the nested steps of `with_checkpoints`, without equations: these take longer."""
     values, nested, left = list(graph.values), dict(graph.nested), dict(known)
     for op, number in numbers:
-        if (kept := left.pop(op, None)) is None or not 1 <= number <= kept.number:
+        if (kept := left.pop(op, None)) is None or not 1 <= number <= kept.most:
             what = f"gives {counted(number, 'checkpoint')} to op {op}, whose loop cannot keep them."
             raise PlanError(message("plan.checkpoints", what, _choices(known)))
         for v in kept.rows:
@@ -95,8 +98,8 @@ def with_rows(graph: Graph, known: dict[int, Adjustable], numbers: Numbers) -> t
 
 
 def _choices(known: dict[int, Adjustable]) -> str:
-    told = " or ".join(f"{op} up to {kept.number}" for op, kept in known.items())
-    return f"Give it once: op {told}." if told else "Give none: no loop here may keep fewer."
+    told = " or ".join(f"{op} up to {kept.most}" for op, kept in known.items())
+    return f"Give it once: op {told}." if told else "Give none: no loop here may keep another number."
 
 
 def _resized(value: Value, more: int) -> Value:

@@ -1,6 +1,6 @@
 """Say in a line how a plan runs a loop.
 
-A loop runs in segments, keeps fewer checkpoints, or has its steps cut on their own.
+A loop runs in segments, keeps another number of checkpoints, or has its steps cut on their own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ def in_segments(loops: Iterable[tuple[int, int, int]]) -> Iterator[str]:
 
 
 def in_checkpoints(loops: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """A text for each loop that keeps fewer checkpoints, given as in `Plan.checkpoints`."""
+    """A text for each loop that keeps another number of checkpoints, given as in `Plan.checkpoints`."""
     yield from (f"loop #{op} with {counted(number, 'checkpoint')}" for op, number in loops)
 
 
 def in_steps(loops: Iterable[Nested]) -> Iterator[str]:
     """A text for each loop whose steps are cut on their own: its checkpoints, and the values that a step keeps."""
     for loop in loops:
-        fewer = ", fewer under a budget" if loop.is_adjustable else ""
+        more = f" or up to {loop.most:,}" if loop.most > loop.checkpoints else ""
+        fewer = f", fewer{more} under a budget" if loop.is_adjustable else ""
         count = f"at most {counted(loop.checkpoints, 'checkpoint')}{fewer}, each of"
         again = f" and runs {counted(len(loop.plan.recomputed), 'op')} again" if loop.plan.recomputed else ""
         kept = f"a step keeps {human_bytes(loop.plan.bytes_saved)} for its own backward{again}"

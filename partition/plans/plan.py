@@ -77,8 +77,8 @@ class Plan(Shown):
         dropped: recomputed values that the backward does not keep for readers that stand far apart: it computes them
             once more.
         offloaded: the saved values that wait in host memory, and are copied back for the backward.
-        checkpoints: the loops that keep fewer checkpoints than without a budget, each as the id of the op that leaves
-            these and their number.
+        checkpoints: the loops that keep other numbers of checkpoints than without a budget, each as the id of the op
+            that leaves these and their number.
         nested: the loops whose steps are cut on their own, each with its own plan.
         forms: the cheaper forms of values that it takes: it keeps their sources.
         overruled: the preferences that it does not follow, and the cost of following them.

@@ -36,7 +36,7 @@ class PlanDiff(Shown):
         saved_only_before, saved_only_after: values that the other plan does not save, or saves at another size.
         recomputed_only_...: ids of ops.
         dropped_only_...: ids of values.
-        checkpoints_only_...: loops with fewer checkpoints, as in `Plan.checkpoints`.
+        checkpoints_only_...: loops with other numbers of checkpoints, as in `Plan.checkpoints`.
         segments_only_...: loops, as in `Plan.loops_in_segments`.
 
     A delta is after minus before, None where either is not known.

@@ -130,10 +130,11 @@ class Nested:
         graph: the joint program of one step.
         plan: the plan of a step; None where the graph was read from text.
         name: the user's name for the loop.
-        checkpoints: the number of checkpoints that the loop may keep.
+        checkpoints: the number of checkpoints that the loop may keep, without a budget.
         checkpoint_bytes: the bytes of one checkpoint.
         rows: the operands of the op, by their places, that have a row for each checkpoint; none if the number was given
             by a user.
+        most: the number of checkpoints that a budget may give it; 0 if that is no more than `checkpoints`.
     """
 
     trips: int | None
@@ -143,10 +144,11 @@ class Nested:
     checkpoints: int = field(default=0, compare=False)
     checkpoint_bytes: int = field(default=0, compare=False)
     rows: tuple[int, ...] = ()
+    most: int = field(default=0, compare=False)
 
     @property
     def is_adjustable(self) -> bool:
-        """Whether it may keep fewer checkpoints under a budget."""
+        """Whether it may keep another number of checkpoints under a budget."""
         return bool(self.rows)
 
     @property

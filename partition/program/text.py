@@ -64,7 +64,7 @@ _BRANCH = re.compile(r"branch (\d+) of loop (\d+) \{")
 _NOTES = re.compile(
     r"(?P<effects>effects)? ?(?:takes (?P<seconds>\S+))? ?(?:holds(?P<inner>(?: (?!body |steps x)\S+)+))? ?"
     r"(?:body (?P<region>\d+) of loop (?P<loop>\d+)(?: as (?P<kind>\S+))? \{)?(?:as (?P<once>\S+) \{)?"
-    r"(?:steps x(?P<trips>\d+|\?)(?: keeps (?P<kept>\d+) at (?P<rows>\d+(?: \d+)*))? \{)?"
+    r"(?:steps x(?P<trips>\d+|\?)(?: keeps (?P<kept>\d+)(?: up to (?P<most>\d+))? at (?P<rows>\d+(?: \d+)*))? \{)?"
 )
 _TOKEN = re.compile(rf'(?:{_QUOTED}|[^\s"])+|"')
 _SIZED = re.compile(r"(bool|u?int\d|b?float\d|complex\d)\w*")
@@ -134,7 +134,8 @@ def _line(graph: Graph, op: Op, loop: int) -> str:
         kind = "" if body.kind == SCAN else f" as {body.kind}"
         words.append(f"body {body.region} of loop {body.loop}{kind} {{")
     if (step := graph.nested.get(op.id)) is not None:
-        kept = f" keeps {step.checkpoints} at {' '.join(map(str, step.rows))}" if step.rows else ""
+        most = f" up to {step.most}" if step.most > step.checkpoints else ""
+        kept = f" keeps {step.checkpoints}{most} at {' '.join(map(str, step.rows))}" if step.rows else ""
         words.append(f"steps x{'?' if step.trips is None else step.trips}{kept} {{")
     return " ".join(words)
 
@@ -350,7 +351,8 @@ class _Reader:
             self.blocks.append(_Block(dict(block.region, ops=()), side, kind=notes["once"], once=number))
         if notes["trips"]:
             trips, rows = None if notes["trips"] == "?" else int(notes["trips"]), (notes["rows"] or "").split()
-            loop = Nested(trips, None, checkpoints=int(notes["kept"] or 0), rows=tuple(map(int, rows)))
+            kept, most = int(notes["kept"] or 0), int(notes["most"] or 0)
+            loop = Nested(trips, None, checkpoints=kept, rows=tuple(map(int, rows)), most=most)
             self.step = _Step(number, loop, _Reader())
 
     def seconds(self, figure: str) -> float:

@@ -15,7 +15,7 @@ Files, in reading order:
     alike: Find stretches that are alike, so that figures are counted once for all of them.
     chain: Divide a chain of layers: choose the values to save in each, and the layers to run again together.
     copies: Choose values that wait in host memory: the time of their copies, and the share that hides behind computing.
-    mixtures: Make plans from others: mixtures of two, loops in segments, for all steps or a part, or fewer checkpoints.
+    mixtures: Make plans from others: mixtures of two, loops in segments, for all steps or a part, or other checkpoints.
     candidates: Hold a plan with the figures of the model, rank such plans, and replay those that a budget needs.
     budget: List the plans worth trying for a budget, with the peak and the time of each.
     best: Choose the default plan: the minimum cut, or a plan of the front that is smaller and no slower, or JAX's own.

@@ -7,7 +7,7 @@ A `Planner` knows one program and its prices. Its *menu* is the list of plans wo
 - divisions of the forward into pieces that run again one at a time (`chain`): for small budgets, where recomputed
   values take more memory than saved ones,
 - long loops in segments,
-- loops with fewer checkpoints.
+- loops with more checkpoints, or fewer.
 
 Each plan has a time, for recomputing and for writing and reading its saved values, and a predicted peak from a replay.
 If a budget falls between two plans that lie far apart, `fastest` looks for others between them.
@@ -15,7 +15,7 @@ If a budget falls between two plans that lie far apart, `fastest` looks for othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -38,7 +38,7 @@ from jointcut.partition.search.chain import divisions
 from jointcut.partition.search.copies import Copies, bound_seconds, copies, in_parts, seconds_of, sending
 from jointcut.partition.search.front import Choice, Front, front, sampled
 from jointcut.partition.search.mincut import min_cut, save_all
-from jointcut.partition.search.mixtures import FewerCheckpoints, in_segments, kept_share, mixed, partly
+from jointcut.partition.search.mixtures import NumbersOfCheckpoints, in_segments, kept_share, mixed, partly
 from jointcut.partition.search.network import Network, network
 
 #: How many plans of the front, and how many divisions, are replayed, by the most ops that the program may have.
@@ -76,20 +76,17 @@ class Planner:
     ) -> None:
         """Start without a search. Raises `PlanError` where the ops of the problem have no prices in seconds."""
         if problem.model is None:
-            cure = "Give it a cost model: problem.timed(model)."
-            raise PlanError(message("The problem", "has no prices in seconds.", cure))
+            raise PlanError(
+                message("The problem", "has no prices in seconds.", "Give a cost model: problem.timed(model).")
+            )
         self.problem, self.graph, self.told, self.host_bytes_per_s = problem, problem.graph, told, host_bytes_per_s
         model = problem.model
         self.most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
-        self.model = model.within(self.of_process(self.most_bytes)) if isinstance(model, Roofline) else model
-        self.checkpoints = FewerCheckpoints(problem, self.model)
+        self.model = model.within(problem.of_process(self.most_bytes)) if isinstance(model, Roofline) else model
+        self.checkpoints = NumbersOfCheckpoints(problem, self.model)
         self._replayer = Replayer(self.graph)
         self._known: dict[PlanKey, Candidate] = {}
         self._between: dict[tuple[int, int], list[Candidate]] = {}
-
-    def of_process(self, num_bytes: int) -> int:
-        """Bytes for those of one device: devices of a CPU share the memory of their process, others do not."""
-        return num_bytes * self.graph.devices if self.problem.backend.name == "cpu" else num_bytes
 
     @property
     def most_bytes_per_s(self) -> float:
@@ -105,9 +102,8 @@ class Planner:
     def common_seconds(self) -> float:
         """The time that every plan takes by the model: each op once, except ops that XLA fuses."""
         graph = self.graph
-        ops = [op for op in graph.ops if op.name not in FUSED and op.outputs]
-        trips = [graph.values[op.outputs[0]].copies for op in ops]
-        return sum(n * op_seconds(graph, op, self.model) for n, op in zip(trips, ops, strict=True))
+        timed = (op for op in graph.ops if op.name not in FUSED and op.outputs)
+        return sum(graph.values[op.outputs[0]].copies * op_seconds(graph, op, self.model) for op in timed)
 
     @cached_property
     def network(self) -> Network:
@@ -118,7 +114,7 @@ class Planner:
     def _bounds(self) -> Front:
         """The front in true seconds, which bounds every plan.
 
-        It is the search's own front unless something is preferred, or loops may keep fewer checkpoints.
+        It is the search's own front unless something is preferred, or loops may keep other numbers of checkpoints.
         """
         fewest = self.checkpoints.fewest
         is_own = not self.problem.preferences and not fewest
@@ -135,16 +131,13 @@ class Planner:
         at = np.flatnonzero(net.value_in >= 0)
         inner = net.value_in[at]
         saved = at[~side[inner] & side[inner + 1]].tolist()
-        return self.priced(self._of(saved, strategy, {v: self.problem.verdicts[v].why_under_budget for v in saved}))
-
-    def _of(self, saved: Iterable[int], strategy: str, reasons: Mapping[int, str]) -> Plan:
-        return Plan.of(self.problem, saved, strategy=strategy, reasons=reasons)
+        reasons = {v: self.problem.verdicts[v].why_under_budget for v in saved}
+        return self.priced(Plan.of(self.problem, saved, strategy=strategy, reasons=reasons))
 
     def priced(self, plan: Plan) -> Plan:
         """The plan with the seconds of the ops that it runs again, and a lower bound on these for its bytes.
 
-        Where the rate of the link to the host is known, the seconds include the time of waiting for copies, and the
-        bound covers plans that offload, too.
+        With a known rate of the link to the host, the seconds include waiting for copies, and the bound covers them.
         """
         seconds, on_device = self._again(plan, self.problem.seconds), plan.bytes_saved + plan.bytes_spared
         rate = self.host_bytes_per_s
@@ -224,9 +217,9 @@ class Planner:
         return scattered_bytes(self.graph)
 
     def plans(self) -> Iterator[Plan]:
-        """Plans worth trying: the default, the front's, the divisions; and each with fewer checkpoints, in segments."""
+        """Plans worth trying: the default, the front's, the divisions; and each with other checkpoints, in segments."""
         seen: set[PlanKey] = set()
-        for plan in (plan for chosen in self._plans() for plan in (chosen, *self.fewer(chosen))):
+        for plan in (plan for chosen in self._plans() for plan in (chosen, *self.numbered(chosen))):
             for form in (plan, *self.in_segments(plan), *self.offloading(plan)):
                 if form.key not in seen:
                     seen.add(form.key)
@@ -251,6 +244,12 @@ class Planner:
         except PlanError:
             return None
 
+    def large(self, default: Plan) -> Candidate:
+        """The plan for a large budget: the default one, in which loops of known trips keep more if that is faster."""
+        numbers = self.checkpoints.of_known_trips
+        plans = [self.priced(default), *([self._numbered(default, numbers)] if numbers else [])]
+        return min(map(self.known, plans), key=lambda c: c.step_seconds)
+
     def everything(self) -> Plan | None:
         """The plan that saves the values that plain JAX saves; None where a demand may forbid it."""
         is_free = not any(c.demand.is_must for c in self.problem.constraints)
@@ -262,15 +261,14 @@ class Planner:
         saved = [v for v in outside.values if values[v].loop in self.graph.once or v in escaping]
         saved += [v for v in inside.values if values[v].loop not in self.graph.once]
         reasons = {s.value: s.reason for s in (*outside.saved, *inside.saved)}
-        return self.priced(self._of(saved, f"{outside.strategy}, loops kept", reasons))
+        strategy = f"{outside.strategy}, loops kept"
+        return self.priced(Plan.of(self.problem, saved, strategy=strategy, reasons=reasons))
 
     def divided(self, most: int = _SAMPLES[0][2]) -> Iterator[Plan]:
         """At most `most` plans that divide the forward into pieces which run again one at a time."""
         for division in divisions(self.problem, self.front, self.model.saving_seconds(1), most):
-            reasons, dropped = division.reasons, division.dropped
-            yield self.priced(
-                Plan.of(self.problem, division.saved, strategy=str(division), reasons=reasons, dropped=dropped)
-            )
+            how = {"strategy": str(division), "reasons": division.reasons, "dropped": division.dropped}
+            yield self.priced(Plan.of(self.problem, division.saved, **how))
 
     def offloading(self, plan: Plan) -> Iterator[Plan]:
         """The same plan with more of its values in host memory, if the rate of the link is known."""
@@ -279,8 +277,8 @@ class Planner:
             for more in (sending, in_parts) if len(self.graph.ops) <= _MOST_OPS_PARTLY else (sending,):
                 yield from map(self.priced, more(self.problem, plan, self.waiting_seconds, hidden))
 
-    def fewer(self, plan: Plan) -> Iterator[Plan]:
-        """The same plan with fewer checkpoints of its loops."""
+    def numbered(self, plan: Plan) -> Iterator[Plan]:
+        """The same plan with other numbers of checkpoints of its loops."""
         yield from (self._numbered(plan, numbers) for numbers in self.checkpoints.choices)
 
     def _numbered(self, plan: Plan, numbers: Numbers) -> Plan:

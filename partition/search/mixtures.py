@@ -1,11 +1,11 @@
-"""Make plans from others: mixtures of two, loops in segments, for all steps or a part, or fewer checkpoints.
+"""Make plans from others: mixtures of two, loops in segments, for all steps or a part, or other checkpoints.
 
 Two neighbours of a menu may lie far apart. A mixture saves the values of one neighbour at the beginning of the program,
 and the values of the other at the end. So it lies between them in peak and in time: each neighbour gives half of the
 bytes in which they differ.
 
-A loop with fewer checkpoints runs more steps again. Of several loops, the one gives up checkpoints first that takes
-the least time for each byte.
+A loop keeps more checkpoints than it does by default, or fewer; the fewer, the more steps it runs again. Of several
+loops, the one gives up checkpoints first that takes the least time for each byte.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from jointcut.partition.prices.cost import CostModel
 from jointcut.partition.program.graph import Graph, Value
 from jointcut.partition.search.copies import seconds_of
 
-#: The ends of the strategies of plans with loops in segments, and of plans with fewer checkpoints.
-SEGMENTS, FEWER = ", segments", ", fewer checkpoints"
+#: The ends of the strategies of plans with loops in segments, and of plans with other numbers of checkpoints.
+SEGMENTS, FEWER, MORE = ", segments", ", fewer checkpoints", ", more checkpoints"
 
 #: A loop keeps this part of its checkpoints when it gives up some, and a menu has at most this many numbers of them.
 _SHARE, _MOST_NUMBERS = 2, 7
@@ -122,16 +122,17 @@ def kept_share(graph: Graph, plan: Plan) -> float:
     return sum(shares) / len(shares) if shares else 1.0
 
 
-# ------------------------------------------------------------------------------------------------ fewer checkpoints
+# ------------------------------------------------------------------------------------------ numbers of checkpoints
 
 
-class FewerCheckpoints:
+class NumbersOfCheckpoints:
     """The numbers of checkpoints that plans of one problem may choose, and the time that each choice takes."""
 
     def __init__(self, problem: Problem, model: CostModel) -> None:
         """Take a problem, and a cost model for the steps that run again."""
         self.problem, self.model, self.loops = problem, model, problem.adjustable
         self.own = {op: loop.number for op, loop in self.loops.items()}
+        self.most = {op: loop.most for op, loop in self.loops.items()}
         self.rows = frozenset(v for loop in self.loops.values() for v in loop.rows)
 
     @property
@@ -139,33 +140,45 @@ class FewerCheckpoints:
         """One checkpoint for each loop."""
         return tuple((op, 1) for op in self.own)
 
+    @property
+    def of_known_trips(self) -> Numbers:
+        """The most checkpoints for each loop whose number of trips is known; the others keep their own."""
+        known = {op: self.most[op] for op in self.own if self._trips(op) is not None}
+        return self._numbers(self.own | known)
+
+    def _trips(self, op: int) -> int | None:
+        return self.problem.graph.nested[self.loops[op].back[0]].trips
+
     def seconds(self, numbers: Numbers) -> float:
-        """The time that loops with these numbers of checkpoints take beyond the time with their own numbers."""
-        return sum(self._most_seconds[op] * self._share(op, number) for op, number in numbers)
+        """The time that loops with these numbers of checkpoints take beyond the time with the most they may have."""
+        chosen = self.own | dict(numbers)
+        moved = (op for op, number in chosen.items() if number < self.most[op])
+        return sum(self._most_seconds[op] * self._share(op, chosen[op]) for op in moved)
 
     @cached_property
     def _most_seconds(self) -> dict[int, float]:
-        """The time that each loop takes longer with one checkpoint than with its own number."""
-        few, own = self.problem.at(self.fewest), self.problem
+        """The time that each loop takes longer with one checkpoint than with the most."""
+        few, most = self.problem.at(self.fewest), self.problem.at(self._numbers(self.most))
         return {
-            op: sum(seconds_of(few, self.model, i) - seconds_of(own, self.model, i) for i in loop.back)
+            op: sum(seconds_of(few, self.model, i) - seconds_of(most, self.model, i) for i in loop.back)
             for op, loop in self.loops.items()
         }
 
     def _share(self, op: int, number: int) -> float:
-        """The share of the steps that run again with one checkpoint, beyond those with the loop's own number."""
-        own, trips = self.own[op], self.problem.graph.nested[self.loops[op].back[0]].trips
-        some, none, every = (steps_again(own if trips is None else trips, slots) for slots in (number, own, 1))
+        """The share of the steps that run again with one checkpoint, beyond those with the most checkpoints."""
+        most, trips = self.most[op], self._trips(op)
+        some, none, every = (steps_again(most if trips is None else trips, slots) for slots in (number, most, 1))
         return (some - none) / (every - none) if every > none else 0.0
 
     @cached_property
     def choices(self) -> list[Numbers]:
-        """The numbers of checkpoints worth trying, ever fewer; the last are one for each loop."""
-        now, found = dict(self.own), list[Numbers]()
+        """The numbers of checkpoints worth trying, ever fewer, the most first; the last are one for each loop."""
+        now, found = dict(self.most), [self._numbers(self.most)]
         while prices := {op: self._price(op, number) for op, number in now.items() if number > 1}:
             least = _ALIKE * min(prices.values())
             now = now | {op: max(now[op] // _SHARE, 1) for op, price in prices.items() if price <= least}
             found.append(self._numbers(now))
+        found = [numbers for numbers in found if numbers]
         every = -(-len(found) // _MOST_NUMBERS) or 1
         return found[::-1][::every][::-1]
 
@@ -189,7 +202,8 @@ class FewerCheckpoints:
         saved = tuple(self._resized(s, values[s.value]) if s.value in self.rows else s for s in plan.saved)
         less = sum(before[v].saved_bytes - values[v].saved_bytes for v in self.rows)
         bound = plan.bound_bytes and max(plan.bound_bytes - max(less, 0), 0)
-        strategy = plan.strategy.replace(FEWER, "") + FEWER * bool(numbers)
+        more = all(number > self.own[op] for op, number in numbers)
+        strategy = plan.strategy.replace(FEWER, "").replace(MORE, "") + (MORE if more else FEWER) * bool(numbers)
         figures = {"strategy": strategy, "saved": saved, "bound_bytes": bound}
         return replace(plan, **figures, checkpoints=numbers, nested=tuple(nested.values()))
 

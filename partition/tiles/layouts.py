@@ -127,7 +127,7 @@ class Along(Rows):
         else:
             way, found = {}, [None] * len(eqn.outvars)
         if eqn.primitive.name in PRODUCTS | REDUCTIONS:
-            self.moves += [(eqn, eqn.invars[n], False) for n in given if n not in way]
+            self.moves += [(eqn, v, False) for n in given if n not in way and isinstance(v := eqn.invars[n], Var)]
             sums = zip(eqn.outvars, found, strict=True)
             self.moves += [(eqn, v, True) for v, p in sums if isinstance(p, Joined)]
         return [p if isinstance(p, int) else None for p in found]

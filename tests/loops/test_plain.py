@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import partial
 
@@ -176,9 +177,9 @@ TRIPS = {
         )[1], 8
     ),
     "ours": (lambda x: aot.while_loop(lambda c: c[0] < 8, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))[1], 8),
-    "a type that would wrap around": (below(np.int8(127), np.int8(120), np.int8(4)), 16),
+    "a type that would wrap around": (below(np.int8(127), np.int8(120), np.int8(4)), 10),
     "an end that nobody knows": (
-        lambda x: lax.while_loop(lambda c: c[1][0] > 0.5, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))[1], 16
+        lambda x: lax.while_loop(lambda c: c[1][0] > 0.5, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))[1], 10
     ),
 }  # fmt: skip
 
@@ -188,6 +189,49 @@ def test_a_loop_keeps_no_more_carries_than_the_program_shows_it_to_make_trips(ca
     loop, want = TRIPS[case]
     plan = aot.function(lambda x: jnp.sum(loop(x))).trace(jnp.ones(2**18)).partition().plan
     assert plan.nested[0].checkpoints == want
+
+
+@pytest.mark.parametrize(
+    ("trips", "floats", "want"),
+    [
+        (None, 2**18, 10), (None, 2**12, 16), (None, 4, 1024),  # few bytes, at least 10
+        (8, 2**18, 8), (1000, 2**18, 44), (1000, 2**12, 128), (100, 2**12, 100),  # 2 MiB, or each step again once
+        (10**6, 2**20, 16),  # but never more than 64 MiB
+    ],
+)  # fmt: skip
+def test_the_default_stops_at_what_pays(trips, floats, want):
+    with contextlib.nullcontext() if trips is None else aot.trips(trips):
+        traced = aot.function(lambda x, n: jnp.sum(rooted(x, n))).trace(jnp.ones(floats), jnp.int32(3))
+    assert traced.partition().plan.nested[0].checkpoints == want
+
+
+def test_the_most_trips_are_no_expected_ones():
+    def loss(most, x):
+        return aot.while_loop(lambda c: c[0] > 0.1, jnp.sin, x, max_trips=most)[0]
+
+    traced = [aot.function(partial(loss, most)).trace(jnp.ones(2**16)) for most in (3, 2000)]
+    kept = [t.partition().plan.nested[0] for t in traced]
+    assert [(loop.checkpoints, loop.most) for loop in kept] == [(3, 3), (10, 64)]
+
+
+def test_loops_are_counted_by_name_wherever_they_run():
+    def doubled(x):
+        return lax.while_loop(lambda y: y < 100.0, lambda y: 2 * y, x)
+
+    def program(x, xs):
+        total = aot.while_loop(lambda y: y < 1000.0, lambda y: doubled(y) + y, x)
+        total, _ = lax.scan(lambda c, x: (doubled(x) + c, None), total, xs)
+        count = jnp.int32(total // 200)
+        return lax.cond(total > 0, lambda: aot.fori_loop(0, count, lambda _, y: y + 1, total), lambda: 0.0)
+
+    for form in (program, aot.function(program), jax.jit(program), jax.jit(aot.function(program))):
+        counts = aot.count_trips(form, 1.0, xs=jnp.array([0.5, 10.0, 200.0]))
+        assert {4, 8} <= {*counts.values()} <= {4, 7, 8}, counts
+        assert next(n for name, n in counts.items() if "the lax.while_loop at" in name) == 8
+    assert aot.count_trips(lambda x: x + 1, 1.0) == {}
+    assert [*aot.count_trips(jax.vmap(doubled), jnp.array([1.0, 10.0])).values()] == [7]
+    with aot.trips(max(aot.count_trips(doubled, 1.0).values())):
+        assert aot.function(doubled).trace(1.0).partition().plan.nested[0].trips == 7
 
 
 def test_a_loop_that_runs_more_often_than_expected_keeps_no_more_carries():

@@ -60,7 +60,7 @@ def test_plan_text_and_report_tell_of_it(cut):
     (loop,) = cut.plan.nested
     assert loop.plan.strategy == "min_cut" and loop.plan.recomputed and loop.trips is None
     line = (
-        f"{loop.name}: at most 16 checkpoints, fewer under a budget, each of 262.1 kB; "
+        f"{loop.name}: at most 10 checkpoints, fewer or up to 64 under a budget, each of 262.1 kB; "
         "a step keeps 1.85 MB for its own backward and runs "
         f"{len(loop.plan.recomputed)} ops again; trips unknown"
     )
@@ -69,7 +69,7 @@ def test_plan_text_and_report_tell_of_it(cut):
     assert line in report.bounds
     assert [row["recomputed"] for row in report.to_dict()["loops"]] == [len(loop.plan.recomputed)]
     text = show(cut.split.graph)
-    assert re.search(r" steps x\? keeps 16 at \d+ \d+ {\n    primal %0:", text)
+    assert re.search(r" steps x\? keeps 10 up to 64 at \d+ \d+ {\n    primal %0:", text)
     assert parse(text) == cut.split.graph and parse(text).nested.keys() == cut.split.graph.nested.keys()
 
 
@@ -117,7 +117,7 @@ def test_a_loop_is_priced_by_how_often_it_is_expected_to_run():
     assert [t.partition().plan.nested[0].trips for t in (few, many, unknown)] == [1, 200, None]
     assert "expected trips 200" in str(many.partition().plan)
     once = few.planner.common_seconds
-    assert unknown.planner.common_seconds == pytest.approx(16 * once, rel=0.2)  # as long as its checkpoints last
+    assert unknown.planner.common_seconds == pytest.approx(64 * once, rel=0.3)  # as many as a budget may give
     assert many.planner.common_seconds > 150 * once
     assert not any("trips" in row.path for row in many.partition().explain(measure=False).saved)
 

@@ -54,7 +54,9 @@ class Wrap:
 
 JITTED = Wrap(lambda flat, _: jax.jit(flat, inline=True))
 
-_call_p = own_primitives.call_primitive("jointcut_call")
+CALL = "jointcut_call"  # the name of the primitive of a call
+
+_call_p = own_primitives.call_primitive(CALL)
 _half_p = own_primitives.call_primitive("jointcut_half")
 _linear_p = own_primitives.linear_primitive("jointcut_linear")
 

@@ -26,15 +26,14 @@ class Saving(Plain):
     """
 
     def __init__(
-        self, loop: Any, run: Parts, kept: Sequence[int], filled: Sequence[int], slots: int, trips: int | None = None
+        self, loop: Any, run: Parts, kept: Sequence[int], filled: Sequence[int], slots: int, trips: int
     ) -> None:
         """Take a `rules.Loop`, its form that runs, the kept and filled parts of its carry, and the checkpoint count.
 
-        `trips` is the number that the cost model counts: the expected one, or by default as many as there are
-        checkpoints.
+        `trips` is the number that the cost model counts.
         """
         self.loop, self.kept, self.filled, self.slots = loop, list(kept), list(filled), slots
-        self.trips: int = trips or loop.trips or slots
+        self.trips = trips
         self._counts = len(run.carry) > len(loop.parts.carry)
         self._ran = run
         super().__init__(traced(self._outputs, loop.parts.avals))

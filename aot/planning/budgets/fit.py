@@ -89,7 +89,7 @@ class _FitSearch(Generic[_T]):
 
     def __init__(self, planner: Planner, ways: Ways[_T], room: Room, default: Plan | None) -> None:
         self.planner, self.ways = planner, ways
-        self.standard = None if default is None else planner.known(planner.priced(default))
+        self.standard = None if default is None else planner.large(default)
         self._room = room
         self.trail: list[Attempt] = []
         self.tried: dict[int, _Tried] = {}
