@@ -15,7 +15,7 @@ If a budget falls between two plans that lie far apart, `fastest` looks for othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -76,9 +76,7 @@ class Planner:
     ) -> None:
         """Start without a search. Raises `PlanError` where the ops of the problem have no prices in seconds."""
         if problem.model is None:
-            raise PlanError(
-                message("The problem", "has no prices in seconds.", "Give a cost model: problem.timed(model).")
-            )
+            raise PlanError(message("The problem", "has no prices in seconds.", "Give a model: problem.timed(model)."))
         self.problem, self.graph, self.told, self.host_bytes_per_s = problem, problem.graph, told, host_bytes_per_s
         model = problem.model
         self.most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
