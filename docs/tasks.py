@@ -38,8 +38,8 @@ TASKS = (
         "Differentiate",
         "Cut a function and its gradient, and call it at once or stage by stage.",
         "calling use-it-with many-devices",
-        "aot.function aot.Function aot.Options aot.Traced aot.Cut aot.Compiled aot.is_differentiable aot.shapes "
-        "aot.register_container aot.progress",
+        "aot.function aot.Function aot.Options aot.Traced aot.Cut aot.Lowered aot.Compiled aot.is_differentiable "
+        "aot.shapes aot.register_container aot.progress",
     ),
     _task(
         "budget",
@@ -82,7 +82,7 @@ TASKS = (
         "Loops",
         "Loops that have a reverse mode, in memory that does not grow with their trips.",
         "loops",
-        "aot.while_loop aot.fori_loop aot.scan aot.while_loop_stack_output aot.Stacked aot.trips",
+        "aot.while_loop aot.fori_loop aot.scan aot.while_loop_stack_output aot.Stacked aot.trips aot.count_trips",
     ),
     _task(
         "tape",
@@ -127,7 +127,7 @@ TASKS = (
         "Wrappers",
         "What lies between a caller's trees and objects, and the plain arrays of a compiled program.",
         "adding",
-        "wrappers.CompilerWrapper wrappers.pre_compile wrappers.Convention wrappers.Slot wrappers.slots "
-        "wrappers.Target",
+        "wrappers.CompilerWrapper wrappers.JointPass wrappers.rerun wrappers.pre_compile wrappers.Descriptors "
+        "wrappers.Convention wrappers.Slot wrappers.slots wrappers.Target",
     ),
 )

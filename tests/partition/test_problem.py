@@ -85,7 +85,7 @@ def test_a_minimum_cut_goes_by_bytes_whatever_ops_take():
 def test_a_planner_refuses_a_problem_without_prices():
     with pytest.raises(PlanError) as caught:
         Planner(Problem.of(parse(PROGRAM)))
-    assert str(caught.value) == ("The problem has no prices in seconds.\nGive it a cost model: problem.timed(model).")
+    assert str(caught.value) == ("The problem has no prices in seconds.\nGive a model: problem.timed(model).")
 
 
 def test_another_backend_leaves_the_rest_of_a_problem_as_it_is():
