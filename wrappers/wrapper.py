@@ -37,7 +37,8 @@ class Target:
         convention: the arrays that enter and leave the program.
         places: the position of each argument of the function in `convention.inputs`; None if the positions are equal.
         describe: returns the arrays of the user's function without these wrappers, with its metadata, for a wrapper of
-            the user's; the function is traced once more for it.
+            the user's. The function is traced once more for it. Inside a transformation of JAX there are no gradients:
+            JAX decides later what is differentiated.
     """
 
     function: Callable[..., Any]

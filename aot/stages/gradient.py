@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
 
-from jointcut.partition.program.jax import abstract, jaxprs, runtime
+from jointcut.partition.program.jax import abstract, jaxprs, runtime, user_source
 from jointcut.partition.rewrite.simplify import live
 from jointcut.partition.rewrite.sparse import is_zero
 from jointcut.partition.split import Split
@@ -65,6 +66,14 @@ class Gradient:
             ("", "gives", _numbered("gradient of input", self.df_output_vjps)),
         ]
         return "\n".join(aligned([row for row in rows if row[1] or row[2]]))
+
+    @cached_property
+    def grad_of(self) -> tuple[str, ...]:
+        """For each equation of `df` the user's expression that it belongs to, such as `jnp.sin(x)`; empty if unknown.
+
+        So TorchScript's `GradOf` names the op of the forward.
+        """
+        return tuple(map(user_source.expression_of, jaxprs.opened(self.df)[0].eqns))
 
 
 def _numbered(thing: str, places: Sequence[int], of: str = "") -> str:

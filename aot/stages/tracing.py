@@ -91,9 +91,8 @@ def wrapped_for(
     `inputs` are the records of the arguments. The user's own wrappers of the `options` see flat arrays.
     """
     tree = tree_wrapper(function, shapes, inputs, options)
-    return stack.pre_compile(
-        (tree, GuardsWrapper(shapes, inputs), AliasWrapper(inputs)), Target(function, Convention((), ()))
-    )
+    wrappers = tree, GuardsWrapper(shapes, inputs), AliasWrapper(inputs)
+    return stack.pre_compile(wrappers, Target(function, Convention((), ())))
 
 
 def tree_wrapper(

@@ -57,6 +57,7 @@ class Call:
     order: tuple[int, ...] | None = None
     is_sized: bool = False
     _whole: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _parts: dict[Any, list[Meta | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, name: str, options: Options, bound: Bound, program: Joint, wanted: tuple[int, ...]) -> Call:
@@ -129,7 +130,11 @@ class Call:
         self, flat: Sequence[Any], positions: Sequence[int], bound: Bound, keep_structure: bool
     ) -> tuple[Any, ...]:
         """Like `gradients`, leaf by leaf."""
-        metas = self._gradient_metas(list(map(jax.typeof, flat)), positions, bound, keep_structure)
+        key = tuple(positions), keep_structure, len(bound.spans)
+        metas = None if self.is_sized else self._parts.get(key)
+        if metas is None:
+            metas = self._gradient_metas(list(map(jax.typeof, flat)), positions, bound, keep_structure)
+            self._parts[key] = metas
         trees = bound.gradients([meta and meta.creation_fn(flat, bound.leaves) for meta in metas])
         return tuple(trees[place] for place in positions)
 

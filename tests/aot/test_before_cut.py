@@ -142,6 +142,16 @@ def test_residuals_are_kept_in_eight_bits():
     assert 0 < error < 0.02
 
 
+def test_an_update_a_tape_and_an_accumulation_run_the_rewritten_program():
+    ours, want = aot.function(loss, wrappers=[Pass(by_exponentials)]), jax.grad(loss)(W, X)
+    _, params, _ = ours.value_and_update(W + 0.0, (), X, update=lambda g, state, p: (p - g, state))
+    near(params, W - want)
+    near(aot.tape(lambda w, x: ours(w, x) * 2).grad(W, X), 2 * want)
+    sums = jax.new_ref(jnp.ones_like(W))
+    ours.accumulate_into(sums)(W, X)
+    near(sums[...], 1 + want)
+
+
 def test_two_passes_run_in_order_and_one_may_be_a_wrapper_too():
     first, second = Pass(by_exponentials), Pass(unchanged)
     cut = aot.function(loss, wrappers=[first, second]).trace(W, X).partition()

@@ -74,7 +74,15 @@ class Described:
 
     def built(self, arrays: Sequence[Any], inputs: Sequence[Any] = ()) -> Any:
         """Build the tree from flat arrays, and the arrays that are among the `inputs`."""
+        if self._is_plain:
+            return jax.tree.unflatten(self.tree, arrays[: len(self.metas)])
         return jax.tree.unflatten(self._outer, [meta.creation_fn(arrays, inputs) for meta in self.metas])
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether the leaves are the first flat arrays, in order."""
+        plain = (isinstance(meta, PlainTensorMeta) and meta.unwrapped_idx == i for i, meta in enumerate(self.metas))
+        return all(plain)
 
     @cached_property
     def _outer(self) -> Any:

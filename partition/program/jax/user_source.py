@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -61,6 +62,20 @@ def calls_of(eqn: Equation) -> Iterator[str]:
 def source_of(eqn: Equation) -> str:
     """`file:line (function)` of the user's code that made the equation, or an empty text."""
     return next(calls_of(eqn), "")
+
+
+def expression_of(eqn: Equation) -> str:
+    """The user's expression that made the equation, on one line, such as `jnp.sin(x)`; an empty text if it is unknown.
+
+    Python keeps the columns of each call. A gradient's equations have those of the function's.
+    """
+    frame = next(iter(_source.user_frames(eqn.source_info.traceback)), None)
+    if frame is None or not frame.end_column:
+        return ""
+    lines = [linecache.getline(frame.file_name, n).encode() for n in range(frame.start_line, frame.end_line + 1)]
+    lines[-1] = lines[-1][: frame.end_column]  # columns count bytes
+    lines[0] = lines[0][frame.start_column :]
+    return " ".join(b" ".join(lines).decode().split())
 
 
 def under(eqn: Equation) -> AbstractContextManager[None]:
