@@ -2,9 +2,8 @@
  * Draw the graph with the cut through it, and let it be opened, searched, zoomed and walked by keyboard.
  *
  * Reads a section of kind `graph`: `scopes`, `nodes`, `values`, `edges`, `arguments`, `sources`, `texts`, and as `cut`
- * whether a plan is drawn. Listens
- * for `value`, whose maker it opens and shows; a handle on the cut tells `value` of the largest that it stands for. Why
- * that is saved is said below the picture, and `row` leads from there to the tables.
+ * whether a plan is drawn. Listens for `value`, whose maker it opens and shows; a handle on the cut tells `value` of
+ * the largest that it stands for. Why that is saved is said below the picture, and `row` leads to the tables.
  */
 "use strict";
 
@@ -17,7 +16,7 @@
   const SCALE = { least: 0.05, most: 3, legible: 0.92, large: 1.2, glance: 0.36 };
   /** The height of the frame, and the width from which on it has room for a legible picture. */
   const TALL = { least: 300, most: 1200 };
-  const WIDE = 900;
+  const WIDE = 1100;
   const LARGEST = 10;
   const ARROWS = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] };
 
@@ -139,7 +138,7 @@
 
     /** The scale of the first view: it fills the frame from side to side, and is legible where there is room for that. */
     filling() {
-      const least = this.width < WIDE ? SCALE.glance : SCALE.legible;
+      const least = Math.max(SCALE.glance, SCALE.legible * Math.min(1, this.width / WIDE));
       return Math.max(least, Math.min(SCALE.large, this.width / this.bounds().width));
     }
 
