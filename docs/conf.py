@@ -10,15 +10,8 @@ project = "jointcut"
 author = copyright = "The jointcut authors"
 version = release = installed_version("jointcut")
 
-extensions = [
-    "sphinx.ext.autodoc",
-    "sphinx.ext.viewcode",
-    "myst_nb",
-    "docstrings",
-    "formulas",
-    "navigation",
-    "reachable",
-]
+_own = ["docstrings", "formulas", "navigation", "reachable"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.viewcode", "myst_nb", *_own]
 default_role = "py:obj"  # a name in backticks is a link where there is something to link to
 
 autodoc_member_order = "bysource"

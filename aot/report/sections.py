@@ -151,9 +151,8 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
         if r.peak_bytes is None:
             cells.append([bound, ("none was found", 0), ("", 0), ("", 0), "", "", ""])
             continue
-        least = ", the least" if known and r is rows[-1] else ""
-        text = f"{human_bytes(r.peak_bytes)} ({r.peak_bytes / peak_bytes - 1:+.0%}){least}"
-        peak = text.replace("-", "−"), r.peak_bytes
+        text = f"{human_bytes(r.peak_bytes)} ({r.peak_bytes / peak_bytes - 1:+.0%})".replace("-", "−")
+        peak = f"least: {human_bytes(r.peak_bytes)}" if known and r is rows[-1] else text, r.peak_bytes
         time, change = (extra_time(r), r.extra_seconds), (saved_change(r), r.kept_bytes - r.freed_bytes)
         cells.append([bound, peak, time, change, _arrays(r.freed), _arrays(r.kept), _work(r)])
     lead = [

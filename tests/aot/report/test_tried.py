@@ -172,7 +172,7 @@ def test_a_row_names_its_budget_and_how_far_it_lies_below_the_peak():
 @pytest.mark.parametrize(
     ("found", "peaks"),
     [
-        (Tried(), ["80.0 MB (−20%)", "58.0 MB (−42%), the least"]),
+        (Tried(), ["80.0 MB (−20%)", "least: 58.0 MB"]),
         (Tried(in_time=False, has_least=False), ["80.0 MB (−20%)", "58.0 MB (−42%)"]),
         (None, ["80.0 MB (−20%)", "58.0 MB (−42%)"]),
     ],

@@ -244,7 +244,7 @@
   function tipNode() {
     if (!tip.node) {
       tip.node = J.element("div", { id: "jointcut-tooltip", class: "tooltip", role: "tooltip", hidden: true });
-      document.body.append(tip.node);
+      (document.querySelector("main") ?? document.body).append(tip.node);
       document.addEventListener("keydown", (event) => event.key === "Escape" && J.tooltip.hide());
       addEventListener("scroll", () => tip.anchor && setTip(), { capture: true, passive: true });
     }

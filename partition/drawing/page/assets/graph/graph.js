@@ -2,9 +2,8 @@
  * Draw the graph with the cut through it, and let it be opened, searched, zoomed and walked by keyboard.
  *
  * Reads a section of kind `graph`: `scopes`, `nodes`, `values`, `edges`, `arguments`, `sources`, `texts`, and as `cut`
- * whether a plan is drawn. Listens
- * for `value`, whose maker it opens and shows; a handle on the cut tells `value` of the largest that it stands for. Why
- * that is saved is said below the picture, and `row` leads from there to the tables.
+ * whether a plan is drawn. Listens for `value`, whose maker it opens and shows; a handle on the cut tells `value` of
+ * the largest that it stands for. Why that is saved is said below the picture, and `row` leads to the tables.
  */
 "use strict";
 
@@ -17,7 +16,7 @@
   const SCALE = { least: 0.05, most: 3, legible: 0.92, large: 1.2, glance: 0.36 };
   /** The height of the frame, and the width from which on it has room for a legible picture. */
   const TALL = { least: 300, most: 1200 };
-  const WIDE = 900;
+  const WIDE = 1100;
   const LARGEST = 10;
   const ARROWS = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] };
 
@@ -60,10 +59,7 @@
       this.field = J.element("input", { type: "search", id: `${this.id}-search`, oninput: () => this.look(),
         placeholder: "op, scope or source line" });
       this.found = J.element("output", { class: "graph-found", for: `${this.id}-search` });
-      const find = (event) => {
-        event.preventDefault();
-        this.walk();
-      };
+      const find = (event) => (event.preventDefault(), this.walk());
       return J.element("div", { class: "controls graph-controls" },
         J.element("form", { role: "search", onsubmit: find },
           J.element("label", { for: `${this.id}-search` }, "Find"), this.field, this.found),
@@ -142,14 +138,13 @@
 
     /** The scale of the first view: it fills the frame from side to side, and is legible where there is room for that. */
     filling() {
-      const least = this.width < WIDE ? SCALE.glance : SCALE.legible;
+      const least = Math.max(SCALE.glance, SCALE.legible * Math.min(1, this.width / WIDE));
       return Math.max(least, Math.min(SCALE.large, this.width / this.bounds().width));
     }
 
     /** The room for a side, so that both are legible beside each other. */
     room() {
-      const width = Math.max(this.width ?? 0, WIDE) / SCALE.legible;
-      return J.graphRoom(width - 2 * MARGIN.side);
+      return J.graphRoom(Math.max(this.width ?? 0, WIDE) / SCALE.legible - 2 * MARGIN.side);
     }
 
     /** Give the frame the height that the picture needs, within bounds, and show it as at first. */
@@ -165,8 +160,7 @@
 
     /** Show the picture from side to side, its beginning where it is too tall, and around the cut where too wide. */
     first() {
-      const bounds = this.bounds();
-      const scale = this.filling();
+      const [bounds, scale] = [this.bounds(), this.filling()];
       const wide = scale * bounds.width <= this.width + 1;
       const x = this.width / 2 - scale * (wide ? bounds.x + bounds.width / 2 : 0);
       const free = Math.max(0, this.height - scale * bounds.height) / 2;
@@ -269,8 +263,7 @@
 
     /** All that can be reached, as it runs: the forward, the handles, the backward. */
     ordered() {
-      const boxes = this.model.visible();
-      const ids = (side) => boxes.filter((box) => box.side === side).map((box) => box.id);
+      const ids = (side) => this.model.visible().filter((box) => box.side === side).map((box) => box.id);
       const handles = this.layout.handles.filter(({ saved }) => saved).sort((a, b) => a.y - b.y);
       return [...ids("forward"), ...handles.map(({ key }) => key), ...ids("backward")];
     }
@@ -334,8 +327,7 @@
     press(event) {
       const id = event.target.closest?.("[data-id]")?.dataset.id;
       if (id === undefined || event.altKey || event.metaKey || event.ctrlKey) return;
-      const at = this.order.indexOf(id);
-      const last = this.order.length - 1;
+      const [at, last] = [this.order.indexOf(id), this.order.length - 1];
       const goals = { Home: 0, End: last, PageUp: Math.max(0, at - 1), PageDown: Math.min(last, at + 1) };
       if (event.key === "Enter" || event.key === " ") this.act(id);
       else if (event.key in ARROWS) this.go(J.graphNeighbour(id, ARROWS[event.key], this.items));
