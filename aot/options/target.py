@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -273,7 +273,7 @@ def backend_for(goal: Target | None) -> Backend:
     """Return the compiler's properties for a target, or for JAX's default device."""
     if goal is None:
         return Backend.here()
-    return replace(Backend.of((goal.platform,)), several=goal.count > 1)
+    return Backend.of((goal.platform,)).among(goal.count)
 
 
 def rates_for(goal: Target | None) -> Roofline | None:

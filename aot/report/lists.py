@@ -31,7 +31,8 @@ class SavedRow:
     """One saved array: its `bytes` (all copies of a loop), its type, and the op, module and user's line that made it.
 
     `needed_by` names the ops of the backward that read it. `reason` says why it is not recomputed. `value` is its id in
-    the graph, and `memory` the memory that holds it, "device" or "pinned_host".
+    the graph, and `memory` the memory that holds it, "device" or "pinned_host". `part` is the part of it that one of
+    several devices has, such as "1/8"; empty on one device.
     """
 
     value: int
@@ -43,6 +44,7 @@ class SavedRow:
     needed_by: str
     reason: str
     memory: str = DEVICE
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ class Lists:
         is_final = plan.strategy == "save_all" or self.planner.problem.verdicts[s.value].not_recomputed
         reason = s.reason if is_final else self._instead(s, plan) or s.reason
         reason = replace(s, reason=reason).why
-        return SavedRow(s.value, s.bytes, type_, s.op, path, line, self._needed_by(s.value, late), reason, s.memory)
+        part = _part(self.graph.values[s.value].parts, self.graph)
+        read = self._needed_by(s.value, late)
+        return SavedRow(s.value, s.bytes, type_, s.op, path, line, read, reason, s.memory, part)
 
     def _instead(self, s: Saved, plan: Plan) -> str:
         """Return a reason that names the values to save instead of a value; empty if there are none."""
@@ -184,10 +188,10 @@ class Lists:
         return self.planner.problem.seconds[op.id]
 
     def flops(self, op: Op) -> float:
-        """Return the flops of an op, over all steps of its loops."""
+        """Return the flops of an op on one device, over all steps of its loops."""
         once = 0.0 if op.payload is None or op.name in PSEUDO else flops(op.payload) or 0.0
         loop = self.graph.loop_of(op)
-        return once * self.graph.trips[loop] / self.graph.rivals[loop]
+        return once * self.graph.trips[loop] / self.graph.rivals[loop] / self.graph.parts_of(op)
 
     def step_flops(self) -> float:
         """Return the flops of a step in which no op runs twice."""
@@ -244,6 +248,11 @@ class Lists:
             lines=self._by_line(again, lambda _: ""),
             segments=other.plan.loops_in_segments,
         )
+
+
+def _part(parts: int, graph: Graph) -> str:
+    """Return the part of an array that one of several devices has; empty on one device."""
+    return "" if graph.devices == 1 else f"1/{parts}" if parts > 1 else "whole"
 
 
 def _names(ops: Sequence[Op]) -> str:

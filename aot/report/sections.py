@@ -86,7 +86,8 @@ def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[st
     for group in groups:
         r = group[0]
         size = times(group) + human_bytes(r.bytes), sum(row.bytes for row in group)
-        cells.append([size, r.type, f"{r.op} at {short(r.line)}", ends(group, path_of), r.needed_by, reason(group)])
+        array = f"{r.type}, {r.part} on each device" if r.part else r.type
+        cells.append([size, array, f"{r.op} at {short(r.line)}", ends(group, path_of), r.needed_by, reason(group)])
     lead = " ".join([*_by_line(rows), _ORDER, *map(sentence, remarks), HEAVY])
     columns = ">bytes, array, made by, module, needed by, why it is saved"
     told = section("saved", "Saved for the backward", lead, columns, cells)

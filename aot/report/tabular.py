@@ -89,16 +89,23 @@ def saved(rows: Sequence[SavedRow], everything: bool, hint: str) -> Iterator[Ren
     yield from notes([HEAVY])
 
 
+#: The columns of saved arrays on one device, with their widths.
+_WIDTHS = {"array": 26, "made by": 13, "at": 23, "needed by": 13}
+
+
 def _saved_of_lines(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]], reasons: Sequence[str]) -> Table:
     """Return saved arrays by the line that makes them."""
     table = plain_table()
     table.add_column("bytes", justify="right", no_wrap=True)
-    for name, width in (("array", 26), ("made by", 13), ("at", 23), ("needed by", 13)):
+    laid = any(row.part for row in rows)
+    widths = {"array": 22, "each has": 8, "made by": 13, "at": 20, "needed by": 10} if laid else _WIDTHS
+    for name, width in widths.items():
         table.add_column(name, no_wrap=True, max_width=width)
     table.add_column("why", justify="right", no_wrap=True)
     for group in shown:
         row = group[0]
-        cells = tail(row.type, 26), cut_off(row.op, 13), line_within(row.line, 23), cut_off(row.needed_by, 13)
+        cells = [tail(row.type, widths["array"]), *[row.part] * laid, cut_off(row.op, 13)]
+        cells += [line_within(row.line, widths["at"]), cut_off(row.needed_by, widths["needed by"])]
         table.add_row(times(group) + human_bytes(row.bytes), *cells, str(reasons.index(reason(group)) + 1))
     return table
 
@@ -112,6 +119,7 @@ def _saved_of_modules(rows: Sequence[SavedRow], shown: Sequence[list[SavedRow]],
     columns = {
         "bytes": [times(group) + human_bytes(group[0].bytes) for group in shown],
         "array": [tail(row.type, 24) for row in first],
+        **({"each has": [row.part for row in first]} if any(row.part for row in first) else {}),
         "made by": [cut_off(row.op, 11) for row in first],
         "module": [ends(group, module_of) for group in shown],
         "at": [line_within(row.line, 18) for row in first],

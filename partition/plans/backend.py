@@ -91,7 +91,11 @@ class Backend:
     @classmethod
     def here(cls) -> Backend:
         """The backend that JAX compiles for by default."""
-        return replace(cls.of((jax.default_backend(),)), several=jax.device_count() > 1)
+        return cls.of((jax.default_backend(),)).among(jax.device_count())
+
+    def among(self, count: int) -> Backend:
+        """The backend where so many devices run a program; over several a TPU's compiler hides sums, too."""
+        return replace(self, several=count > 1, puts_off=self.puts_off or (count > 1 and self.name == "tpu"))
 
     @classmethod
     def of(cls, platforms: Sequence[str]) -> Backend:

@@ -21,7 +21,7 @@ from jointcut.partition.plans.asjax import JaxPolicy, to_policy
 from jointcut.partition.plans.demands import Overruled, in_bounds, overruled, steps_fit, told, unused
 from jointcut.partition.plans.loops_told import in_segments, in_steps
 from jointcut.partition.plans.problem import Problem, as_problem
-from jointcut.partition.plans.runs import Needed, needed
+from jointcut.partition.plans.runs import Needed, exchanged, needed
 from jointcut.partition.plans.saved import (
     DEVICE,
     GradientError,
@@ -224,7 +224,10 @@ class Plan(Shown):
         cut += in_bounds(self.problem, set(self.values) - self.wholly_offloaded)
         measured = [str(each) for each in (self.packed, self.gradient_error) if each is not None]
         without_effect = [*told(self.overruled), *unused(self.problem, self.values)]
-        without_effect += self.problem.remarks if self.problem else ()
+        if self.problem is not None:
+            graph = self.problem.graph
+            without_effect += exchanged(graph, self.reruns(graph), dict(self.segments))
+            without_effect += self.problem.remarks
         return [*cut, *in_smaller_forms(self.saved), *measured, *without_effect]
 
     def _figures(self) -> Iterator[str]:

@@ -337,6 +337,10 @@ class Graph(Shown):
             out.append(frozenset({region.id}) | (frozenset() if region.parent is None else out[region.parent]))
         return tuple(out)
 
+    def parts_of(self, op: Op) -> int:
+        """Among how many devices the work of an op is divided."""
+        return max((self.values[v].parts for v in (*op.inputs, *op.outputs)), default=1)
+
     def maker_of(self, value_id: int) -> Op | None:
         """The op that computes a value, None for an input."""
         maker = self.values[value_id].maker

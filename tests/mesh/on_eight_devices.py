@@ -5,6 +5,8 @@ Warnings are errors here as they are in the tests.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,10 @@ from jax.sharding import PartitionSpec as P
 from claims import tell
 from jointcut import aot
 from jointcut.aot.report.gradient_error import relative_error
+from jointcut.partition import Problem, Roofline
 from jointcut.partition.plans import planfile
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.prices.cost import LINK_S
 
 LINE = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
 TYPED = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
@@ -95,7 +100,79 @@ def a_plan_is_read_back_on_the_mesh_and_followed_elsewhere():
     assert relative_error(jax.jit(jax.grad(lambda ws, x: again(ws, x)))(*args), want) < 1e-5
 
 
+def attending(ws, x):
+    """A layer whose queries are rows of a device and whose keys are those of all."""
+    for w in ws:
+        q, k = x @ w, jnp.tanh(x @ (w + w.T))
+        x = x + jax.nn.softmax(jnp.einsum("btf,bsf->bts", q, k)) @ k
+    return jnp.mean(x**2)
+
+
+def two_layers(ws, x):
+    """Layers of two matrices, the first divided by columns and the second by rows."""
+    for up, down in zip(ws[::2], ws[1::2], strict=True):
+        x = x + jnp.tanh(x @ up) @ down
+    return jnp.mean(x**2)
+
+
+def scanned(ws, x):
+    return jnp.mean(lax.scan(lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, ws)[0] ** 2)
+
+
+GRID = jax.make_mesh((2, 4), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+
+
+def on_grid(specs, rows, x=X, ws=W):
+    put = [jax.device_put(w, NamedSharding(GRID, spec)) for w, spec in zip(ws, specs, strict=True)]
+    return put, jax.device_put(x, NamedSharding(GRID, rows))
+
+
+TENSOR = (P(None, "m"), P("m"), P(None, "m"), P("m"))
+STACKS = [np.stack([w, w]) for w in W[:2]]
+EXCHANGING = {
+    "tensor": (two_layers, on_grid(TENSOR, P("d")), "all-reduce", 2),
+    "tensor in a scan": (scanned, on_grid((P(None, None, "m"), P(None, "m")), P("d"), ws=STACKS), "all-reduce", 2),
+    "sequence": (attending, on_grid((P(),) * 4, P("d", "m"), x=X.reshape(8, 32, 64)), "all-gather", 4),
+}
+
+
+def what_devices_exchange_is_foreseen_and_a_plan_tells_what_it_exchanges_again():
+    for name, (function, args, kind, number) in EXCHANGING.items():
+        traced = aot.function(function).trace(*args)
+        cut = traced.partition()
+        graph = cut.split.graph
+        foreseen = sum(
+            graph.trips[graph.loop_of(graph.ops[m.op])] for m in graph.moves if m.kind == kind and m.bytes > 8
+        )
+        assert foreseen == number, (name, graph.moves)
+        products = [op for op in graph.ops if op.name == "dot_general" and op.id in cut.split.problem.sides.forward]
+        everything = Plan.of(cut.split.problem, [])
+        (line,) = [line for line in everything.remarks if "once more" in line]
+        assert f"in {number} {kind}s" in line and "on_eight_devices.py:" in line and products, line
+        assert not [line for line in traced.partition("save_all").plan.remarks if "once more" in line], name
+
+
+def collectives_cost_their_time_on_the_links():
+    for function, args, _, number in EXCHANGING.values():
+        graph = aot.function(function).trace(*args).partition().split.graph
+        fast = Roofline(1e12, 1e12, 1e11)
+        priced, free = Problem.of(graph, fast), Problem.of(replace(graph, moves=()), fast)
+        more = sum(priced.seconds) - sum(free.seconds)
+        assert more > 0.9 * number * LINK_S, (function.__name__, more)
+
+
+def a_report_says_which_part_of_an_array_each_device_has():
+    function, args, *_ = EXCHANGING["tensor"]
+    text = aot.function(function).trace(*args).partition("save_all").explain(measure=False).table(in_colour=False)
+    assert "each has" in text and " 1/2 " in text and " 1/8 " in text, text
+    assert "All bytes are those of one of 8 devices." in text, text
+    assert "each has" not in aot.function(loss).trace(W, X).partition("save_all").explain(measure=False).table()
+
+
 CLAIMS = [
+    what_devices_exchange_is_foreseen_and_a_plan_tells_what_it_exchanges_again,
+    collectives_cost_their_time_on_the_links,
+    a_report_says_which_part_of_an_array_each_device_has,
     bytes_are_those_of_one_device,
     halves_that_run_apart_keep_as_many_bytes_as_the_plan_says,
     a_plan_is_read_back_on_the_mesh_and_followed_elsewhere,
