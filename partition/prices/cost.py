@@ -171,9 +171,8 @@ def op_seconds(graph: Graph, op: Op, model: CostModel) -> float:
         return 0.0
     taken = model.seconds(graph, op) if op.seconds is None else op.seconds
     if _is_finite(taken) and taken >= 0:
-        return (
-            float(taken) / graph.parts_of(op) + moving_seconds(graph, op, model) if op.seconds is None else float(taken)
-        )
+        is_given = op.seconds is not None
+        return float(taken) if is_given else float(taken) / graph.parts_of(op) + moving_seconds(graph, op, model)
     where = graph.where(op.outputs[0]) if op.outputs else f"op {op.id} ({op.name})"
     what = f"takes {taken!r} seconds, says {'the op itself' if op.seconds is not None else type(model).__name__}."
     raise PlanError(message(where, what, "Give a finite number of seconds, not below zero."))

@@ -113,13 +113,15 @@ class Along(Rows):
     def through(self, eqn: Equation) -> Sequence[int | None]:
         """The axis of each result that lies along axes of the mesh as the operands do.
 
-        Where two operands lie along them, and no result can as both do, the larger one stays and the other is gathered.
+        Where two operands lie along them, and no result can as both do, one that was gathered before is gathered, or
+        the smaller one.
         """
         places = [self.place(v) for v in eqn.invars]
+        whole = {v for _, v, is_sum in self.moves if not is_sum}
         given = {n: p for n, p in enumerate(places) if isinstance(p, int)}
         if given and eqn.primitive.name == "reshape":
             return [_reshaped(eqn, given[0])]
-        by_size = sorted(given, key=lambda n: -abstract.aval_bytes(eqn.invars[n].aval))
+        by_size = sorted(given, key=lambda n: (eqn.invars[n] in whole, -abstract.aval_bytes(eqn.invars[n].aval)))
         ways = [given, *({n: given[n]} for n in by_size)] if given else []
         for way in ways:
             if (found := through(self, eqn, [way.get(n) for n in range(len(places))])) is not None:

@@ -141,15 +141,14 @@ def what_devices_exchange_is_foreseen_and_a_plan_tells_what_it_exchanges_again()
         traced = aot.function(function).trace(*args)
         cut = traced.partition()
         graph = cut.split.graph
-        foreseen = sum(
-            graph.trips[graph.loop_of(graph.ops[m.op])] for m in graph.moves if m.kind == kind and m.bytes > 8
-        )
-        assert foreseen == number, (name, graph.moves)
-        products = [op for op in graph.ops if op.name == "dot_general" and op.id in cut.split.problem.sides.forward]
+        found = [m for m in graph.moves if m.kind == kind and m.bytes > 8]
+        assert sum(graph.trips[graph.loop_of(graph.ops[m.op])] for m in found) == number, (name, graph.moves)
+        assert not [line for line in traced.partition("save_all").plan.remarks if "once more" in line], name
+        if function is scanned:
+            continue
         everything = Plan.of(cut.split.problem, [])
         (line,) = [line for line in everything.remarks if "once more" in line]
-        assert f"in {number} {kind}s" in line and "on_eight_devices.py:" in line and products, line
-        assert not [line for line in traced.partition("save_all").plan.remarks if "once more" in line], name
+        assert f"in {number} {kind}s: dot_general at" in line and "on_eight_devices.py:" in line, line
 
 
 def collectives_cost_their_time_on_the_links():
