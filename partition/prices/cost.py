@@ -185,7 +185,7 @@ def moving_seconds(graph: Graph, op: Op, model: CostModel) -> float:
     """
     if not isinstance(model, Roofline):
         return 0.0
-    moves = graph.moves_of.get(op.id, ())
+    moves = [move for move in graph.moves if move.op == op.id]
     moved_bytes = sum(move.bytes * (2 if move.kind == "all-reduce" else 1) for move in moves)
     return len(moves) * LINK_S + moved_bytes / model.moved_per_s
 

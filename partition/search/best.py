@@ -95,10 +95,10 @@ def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
     planner = Planner(problem.timed(model))
     if problem.rates is not None:
         return leanest(planner, plan)
-    if planner.of_process(plan.bytes_saved) >= REUSED_BYTES / 2 and (smaller := better(planner, plan)) is not None:
+    if problem.of_process(plan.bytes_saved) >= REUSED_BYTES / 2 and (smaller := better(planner, plan)) is not None:
         return smaller
     whole = mincut.save_all(problem)
-    if not plan.recomputed or planner.of_process(whole.bytes_saved) < NOTICED or is_gain(planner, plan, whole):
+    if not plan.recomputed or problem.of_process(whole.bytes_saved) < NOTICED or is_gain(planner, plan, whole):
         return plan
     return whole
 
@@ -156,7 +156,7 @@ def better(planner: Planner, default: Plan) -> Plan | None:
     if not fast_enough:
         return None
     peak_bytes = planner.candidate(default).peak_bytes
-    if planner.of_process(peak_bytes) < REUSED_BYTES:
+    if planner.problem.of_process(peak_bytes) < REUSED_BYTES:
         return None
     candidates = [planner.candidate(planner.plan(choice, FRONT)) for choice in spread(fast_enough, TRIED)]
     most_bytes = (1 - LEAST_PEAK) * peak_bytes

@@ -81,15 +81,11 @@ class Planner:
         self.problem, self.graph, self.told, self.host_bytes_per_s = problem, problem.graph, told, host_bytes_per_s
         model = problem.model
         self.most_bytes = sum(problem.prices[v] for v in residuals_of_jax(problem))
-        self.model = model.within(self.of_process(self.most_bytes)) if isinstance(model, Roofline) else model
+        self.model = model.within(problem.of_process(self.most_bytes)) if isinstance(model, Roofline) else model
         self.checkpoints = FewerCheckpoints(problem, self.model)
         self._replayer = Replayer(self.graph)
         self._known: dict[PlanKey, Candidate] = {}
         self._between: dict[tuple[int, int], list[Candidate]] = {}
-
-    def of_process(self, num_bytes: int) -> int:
-        """Bytes for those of one device: devices of a CPU share the memory of their process, others do not."""
-        return num_bytes * self.graph.devices if self.problem.backend.name == "cpu" else num_bytes
 
     @property
     def most_bytes_per_s(self) -> float:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jointcut.partition.program.axes import Joined, Rows, through
-from jointcut.partition.program.graph import STEP, TOP, Graph, Move, Region, Value
+from jointcut.partition.program.graph import STEP, TOP, Graph, Region, Value
 from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.jax.devices import Devices
 from jointcut.partition.program.jax.jaxprs import Equation, Var
 from jointcut.partition.program.jax.meshes import Spec, mesh_within, read_specs, spec_of, told_specs
 from jointcut.partition.program.primitives import PRODUCTS, REDUCTIONS, VIEWS
-from jointcut.partition.program.roles import Side
+from jointcut.partition.program.roles import Move, Side
 from jointcut.partition.tiles.apart import in_graph
 
 
@@ -98,7 +98,7 @@ class Along(Rows):
             need whole, and whether it is a sum of theirs.
     """
 
-    moves: list[tuple[Equation, Var, bool]] = field(default_factory=list)
+    moves: list[tuple[Equation, Any, bool]] = field(default_factory=list)
 
     def another(self) -> Along:
         """The same of a program inside an equation."""
@@ -129,9 +129,9 @@ class Along(Rows):
         else:
             way, found = {}, [None] * len(eqn.outvars)
         if eqn.primitive.name in PRODUCTS | REDUCTIONS:
-            self.moves += [(eqn, eqn.invars[n], False) for n in given if n not in way]
+            self.moves.extend((eqn, eqn.invars[n], False) for n in given if n not in way)
             sums = zip(eqn.outvars, found, strict=True)
-            self.moves += [(eqn, v, True) for v, p in sums if isinstance(p, Joined)]
+            self.moves.extend((eqn, v, True) for v, p in sums if isinstance(p, Joined))
         return [p if isinstance(p, int) else None for p in found]
 
 
