@@ -25,6 +25,7 @@ from jointcut.aot.trace.joint import joint, rewritten
 from jointcut.aot.trace.signature import described
 from jointcut.aot.trace.sparse_gradients import with_rows
 from jointcut.partition.errors import TargetError, TraceError, choices, message
+from jointcut.partition.figures import counted
 from jointcut.partition.program.jax import jaxprs, runtime
 from jointcut.wrappers import stack
 from jointcut.wrappers.arguments.tree import Bound
@@ -74,12 +75,18 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
 def with_target(options: Options, bound: Bound) -> Options:
     """Return the options with their target, which may follow from the arguments.
 
-    Raises `TargetError` for arguments on the devices of another target.
+    Raises `TargetError` for arguments on the devices of another target, or on another number of devices.
     """
     found, goal = target_of(bound.leaves), options.goal
     if found is not None and goal is not None and found.device_kind != goal.device_kind:
         what = f"lie on {found.device_kind}, and the target is {goal.name}, {goal.device_kind}."
         raise TargetError(message("The arguments", what, "Lay them on the target's devices, or leave the target out."))
+    placed = (getattr(leaf, "sharding", None) for leaf in bound.leaves)
+    count = max((len(sharding.device_set) for sharding in placed if sharding is not None), default=1)
+    if goal is not None and count not in (1, goal.count):
+        what = f"lie on {count} devices, and the target {goal.name} has {counted(goal.count, 'device')}."
+        cure = "Lay them on as many, such as with the mesh of the target, or name a target of as many."
+        raise TargetError(message("The arguments", what, cure))
     return replace(options, target=goal or found)
 
 

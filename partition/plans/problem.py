@@ -92,6 +92,10 @@ class Problem:
         made = cls(graph, sides, (), tuple(verdicts), demands, backend)._with(tuple(forms))
         return made if model is None else made.timed(model)
 
+    def of_process(self, num_bytes: int) -> int:
+        """Bytes for those of one device: devices of a CPU share the memory of their process, others do not."""
+        return num_bytes * self.graph.devices if self.backend.name == "cpu" else num_bytes
+
     def _with(self, forms: tuple[tuple[int, str], ...]) -> Self:
         """The same problem with other forms, and the prices that follow."""
         made = replace(self, forms=forms, prices=tuple(saving_bytes(self.graph, self.sides)))

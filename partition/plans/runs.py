@@ -51,10 +51,8 @@ def exchanged(graph: Graph, again: Iterable[int], loops: Iterable[int] = ()) -> 
     what = " and ".join(counted(number, kind) for kind, number in sorted(kinds.items()))
     first = " and ".join(text for text, _ in where.most_common(2))
     rest = f" and {counted(len(where) - 2, 'line')} more" if len(where) > 2 else ""
-    again_text = (
-        f"{first}{rest} {'runs' if len(where) == 1 else 'run'} again, which costs less than keeping what is made"
-    )
-    return [f"devices exchange {human_bytes(where.total())} once more, in {what}: {again_text}"]
+    why = f"{first}{rest} {'runs' if len(where) == 1 else 'run'} again, which costs less than keeping its results"
+    return [f"devices exchange {human_bytes(where.total())} once more, in {what}: {why}"]
 
 
 def runs_forward(graph: Graph, sides: Sides, values: Iterable[int]) -> frozenset[int]:

@@ -171,9 +171,8 @@ def op_seconds(graph: Graph, op: Op, model: CostModel) -> float:
         return 0.0
     taken = model.seconds(graph, op) if op.seconds is None else op.seconds
     if _is_finite(taken) and taken >= 0:
-        return (
-            float(taken) / graph.parts_of(op) + moving_seconds(graph, op, model) if op.seconds is None else float(taken)
-        )
+        is_given = op.seconds is not None
+        return float(taken) if is_given else float(taken) / graph.parts_of(op) + moving_seconds(graph, op, model)
     where = graph.where(op.outputs[0]) if op.outputs else f"op {op.id} ({op.name})"
     what = f"takes {taken!r} seconds, says {'the op itself' if op.seconds is not None else type(model).__name__}."
     raise PlanError(message(where, what, "Give a finite number of seconds, not below zero."))
@@ -186,7 +185,7 @@ def moving_seconds(graph: Graph, op: Op, model: CostModel) -> float:
     """
     if not isinstance(model, Roofline):
         return 0.0
-    moves = graph.moves_of.get(op.id, ())
+    moves = [move for move in graph.moves if move.op == op.id]
     moved_bytes = sum(move.bytes * (2 if move.kind == "all-reduce" else 1) for move in moves)
     return len(moves) * LINK_S + moved_bytes / model.moved_per_s
 

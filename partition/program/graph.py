@@ -24,7 +24,7 @@ from jointcut.partition.program.jax.abstract import is_plain
 from jointcut.partition.program.jax.user_source import scope_of
 from jointcut.partition.program.notebook import Shown
 from jointcut.partition.program.places import line_of
-from jointcut.partition.program.roles import Role, Side, Tile, UpdateOps
+from jointcut.partition.program.roles import Move, Role, Side, Tile, UpdateOps
 
 TOP = 0
 
@@ -188,21 +188,6 @@ def lengths_between(loops: Sequence[Loop], home: int, loop: int) -> list[int]:
     return lengths
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """What the devices of a mesh exchange where the compiler finds it necessary, once for each run of an op.
-
-    Attributes:
-        op: the op that must run again if it is exchanged again.
-        kind: "all-reduce" or "all-gather".
-        bytes: the size of the result on each device.
-    """
-
-    op: int
-    kind: str
-    bytes: int
-
-
 @dataclass(frozen=True)
 class Graph(Shown):
     """A joint program: values, ops, regions and loops, with the roles of its inputs and outputs.
@@ -235,14 +220,6 @@ class Graph(Shown):
     tiles: tuple[Tile, ...] = field(default=(), compare=False)
     devices: int = field(default=1, compare=False)
     moves: tuple[Move, ...] = field(default=(), compare=False)
-
-    @cached_property
-    def moves_of(self) -> dict[int, list[Move]]:
-        """What devices exchange, by the op that must run for it."""
-        found: dict[int, list[Move]] = {}
-        for move in self.moves:
-            found.setdefault(move.op, []).append(move)
-        return found
 
     @property
     def bare(self) -> Graph:

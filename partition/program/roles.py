@@ -129,3 +129,18 @@ class Roles:
     def input_path(self, index: int) -> str:
         """The user's name for input number `index`."""
         return self.input_paths[index] if index < len(self.input_paths) else f"input {index}"
+
+
+@dataclass(frozen=True)
+class Move:
+    """What the devices of a mesh exchange where the compiler finds it necessary, once for each run of an op.
+
+    Attributes:
+        op: the op that must run again if it is exchanged again.
+        kind: "all-reduce" or "all-gather".
+        bytes: the size of the result on each device.
+    """
+
+    op: int
+    kind: str
+    bytes: int

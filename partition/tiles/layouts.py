@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jointcut.partition.program.axes import Joined, Rows, through
-from jointcut.partition.program.graph import STEP, TOP, Graph, Move, Region, Value
+from jointcut.partition.program.graph import STEP, TOP, Graph, Region, Value
 from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.jax.devices import Devices
 from jointcut.partition.program.jax.jaxprs import Equation, Var
 from jointcut.partition.program.jax.meshes import Spec, mesh_within, read_specs, spec_of, told_specs
 from jointcut.partition.program.primitives import PRODUCTS, REDUCTIONS, VIEWS
-from jointcut.partition.program.roles import Side
+from jointcut.partition.program.roles import Move, Side
 from jointcut.partition.tiles.apart import in_graph
 
 
@@ -98,7 +98,7 @@ class Along(Rows):
             need whole, and whether it is a sum of theirs.
     """
 
-    moves: list[tuple[Equation, Var, bool]] = field(default_factory=list)
+    moves: list[tuple[Equation, Any, bool]] = field(default_factory=list)
 
     def another(self) -> Along:
         """The same of a program inside an equation."""
@@ -113,13 +113,15 @@ class Along(Rows):
     def through(self, eqn: Equation) -> Sequence[int | None]:
         """The axis of each result that lies along axes of the mesh as the operands do.
 
-        Where two operands lie along them, and no result can as both do, the larger one stays and the other is gathered.
+        Where two operands lie along them, and no result can as both do, one that was gathered before is gathered, or
+        the smaller one.
         """
         places = [self.place(v) for v in eqn.invars]
+        whole = {v for _, v, is_sum in self.moves if not is_sum}
         given = {n: p for n, p in enumerate(places) if isinstance(p, int)}
         if given and eqn.primitive.name == "reshape":
             return [_reshaped(eqn, given[0])]
-        by_size = sorted(given, key=lambda n: -abstract.aval_bytes(eqn.invars[n].aval))
+        by_size = sorted(given, key=lambda n: (eqn.invars[n] in whole, -abstract.aval_bytes(eqn.invars[n].aval)))
         ways = [given, *({n: given[n]} for n in by_size)] if given else []
         for way in ways:
             if (found := through(self, eqn, [way.get(n) for n in range(len(places))])) is not None:
@@ -127,9 +129,9 @@ class Along(Rows):
         else:
             way, found = {}, [None] * len(eqn.outvars)
         if eqn.primitive.name in PRODUCTS | REDUCTIONS:
-            self.moves += [(eqn, v, False) for n in given if n not in way and isinstance(v := eqn.invars[n], Var)]
+            self.moves.extend((eqn, eqn.invars[n], False) for n in given if n not in way)
             sums = zip(eqn.outvars, found, strict=True)
-            self.moves += [(eqn, v, True) for v, p in sums if isinstance(p, Joined)]
+            self.moves.extend((eqn, v, True) for v, p in sums if isinstance(p, Joined))
         return [p if isinstance(p, int) else None for p in found]
 
 

@@ -178,13 +178,6 @@ def calls_that_differ_in_what_varies_have_cuts_of_their_own():
     near(mapped(both)(W, X), (apart, alike, apart, alike))
 
 
-def a_plan_says_which_bytes_are_of_all_devices():
-    x = jax.device_put(X, NamedSharding(ROWS, P("d")))
-    (line,) = aot.function(layers).trace(W, x).partition().plan.remarks
-    assert line.startswith("what is saved, arguments and results are bytes of all 4 devices together;"), line
-    assert not aot.function(layers).trace(W, X).partition().plan.remarks
-
-
 def a_budget_inside_a_jit_is_for_each_of_the_devices_that_it_names():
     w, x = (
         jax.device_put(W["in"], NamedSharding(ROWS, P())),
@@ -701,7 +694,6 @@ CLAIMS = [
     the_gradient_of_a_shard_map_and_second_derivatives_are_jax_s,
     weights_in_parts_and_meshes_that_are_manual_in_part,
     calls_that_differ_in_what_varies_have_cuts_of_their_own,
-    a_plan_says_which_bytes_are_of_all_devices,
     a_budget_inside_a_jit_is_for_each_of_the_devices_that_it_names,
     a_budget_is_measured_on_the_mesh,
     a_program_takes_what_it_was_weighed_at,

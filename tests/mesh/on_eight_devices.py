@@ -18,6 +18,7 @@ from claims import tell
 from jointcut import aot
 from jointcut.aot.report.gradient_error import relative_error
 from jointcut.partition import Problem, Roofline
+from jointcut.partition.errors import BudgetError, TargetError
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import LINK_S
@@ -141,15 +142,14 @@ def what_devices_exchange_is_foreseen_and_a_plan_tells_what_it_exchanges_again()
         traced = aot.function(function).trace(*args)
         cut = traced.partition()
         graph = cut.split.graph
-        foreseen = sum(
-            graph.trips[graph.loop_of(graph.ops[m.op])] for m in graph.moves if m.kind == kind and m.bytes > 8
-        )
-        assert foreseen == number, (name, graph.moves)
-        products = [op for op in graph.ops if op.name == "dot_general" and op.id in cut.split.problem.sides.forward]
+        found = [m for m in graph.moves if m.kind == kind and m.bytes > 8]
+        assert sum(graph.trips[graph.loop_of(graph.ops[m.op])] for m in found) == number, (name, graph.moves)
+        assert not [line for line in traced.partition("save_all").plan.remarks if "once more" in line], name
+        if function is scanned:
+            continue
         everything = Plan.of(cut.split.problem, [])
         (line,) = [line for line in everything.remarks if "once more" in line]
-        assert f"in {number} {kind}s" in line and "on_eight_devices.py:" in line and products, line
-        assert not [line for line in traced.partition("save_all").plan.remarks if "once more" in line], name
+        assert f"in {number} {kind}s: " in line and "on_eight_devices.py:" in line, line
 
 
 def collectives_cost_their_time_on_the_links():
@@ -169,7 +169,71 @@ def a_report_says_which_part_of_an_array_each_device_has():
     assert "each has" not in aot.function(loss).trace(W, X).partition("save_all").explain(measure=False).table()
 
 
+def refused(call, kind):
+    try:
+        call()
+    except kind as error:
+        return "\n".join([str(error), *getattr(error, "__notes__", ())])
+    raise AssertionError("nothing was refused")
+
+
+def a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each():
+    _, (ws, x) = PLACED["data"]
+    text = refused(lambda: aot.function(loss, budget="10kB").value_and_grad(ws, x), BudgetError)
+    assert text.startswith("budget of 10,000 bytes cannot be met.\nThe smallest peak found is "), text
+    assert text.endswith(
+        "or budget=0.0 for the least that is found.\nAll of these are bytes of one of 8 devices.\n"
+        "args[0][0] alone takes 16,384 bytes, whole on each device. Lay it in parts over the mesh."
+    ), text
+    _, in_parts = PLACED["FSDP"]
+    text = refused(lambda: aot.function(loss, budget="10kB").value_and_grad(*in_parts), BudgetError)
+    assert text.endswith("All of these are bytes of one of 8 devices."), text
+
+
+def calls_whose_arrays_lie_otherwise_are_each_as_plain_jax():
+    step, want = aot.function(loss), jax.value_and_grad(loss)(W, X)
+    placed = (PLACED["data"][1], (W, X), PLACED["FSDP"][1], laid(LINE, P("d"), P()), PLACED["data"][1])
+    for args in placed:
+        assert relative_error(step.value_and_grad(*args), want) < 1e-5
+
+
+def a_mesh_of_one_device_is_no_mesh():
+    one = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    cut = aot.function(loss).trace(*laid(one, P("d"), P("d"))).partition()
+    assert cut.plan.remarks == [], cut.plan.remarks
+    assert cut.plan.bytes_saved == aot.function(loss).trace(W, X).partition().plan.bytes_saved
+
+
+def an_axis_that_is_not_on_the_mesh_is_refused_as_by_jax():
+    def mean(ws, x):
+        return jax.shard_map(
+            lambda ws, x: lax.pmean(loss(ws, x), "q"), mesh=LINE, in_specs=([P()] * 4, P("d")), out_specs=P()
+        )(ws, x)
+
+    kinds = []
+    for step in (jax.value_and_grad(mean), aot.function(mean).value_and_grad):
+        try:
+            step(W, X)
+        except (NameError, AssertionError) as error:
+            kinds.append(type(error))
+    assert len(kinds) == 2 and kinds[0] is kinds[1], kinds
+
+
+def a_target_of_another_number_of_devices_is_refused():
+    four = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    text = refused(lambda: aot.function(loss, target="h100x8").trace(*laid(four, P(), P("d"))), TargetError)
+    assert text == (
+        "The arguments lie on 4 devices, and the target h100x8 has 8 devices.\n"
+        "Lay them on as many, such as with the mesh of the target, or name a target of as many."
+    ), text
+
+
 CLAIMS = [
+    a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each,
+    calls_whose_arrays_lie_otherwise_are_each_as_plain_jax,
+    a_mesh_of_one_device_is_no_mesh,
+    an_axis_that_is_not_on_the_mesh_is_refused_as_by_jax,
+    a_target_of_another_number_of_devices_is_refused,
     what_devices_exchange_is_foreseen_and_a_plan_tells_what_it_exchanges_again,
     collectives_cost_their_time_on_the_links,
     a_report_says_which_part_of_an_array_each_device_has,

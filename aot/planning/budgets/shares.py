@@ -38,7 +38,23 @@ def told(budget: Limit, program: Joint, devices: int | None) -> Iterator[None]:
         count = jax.device_count() if devices is None else devices
         if budget.peak_bytes is not None and count > 1 and _is_whole(program):
             error.add_note(_note(budget, program, devices, count))
+        elif (laid := program.laid) is not None and laid.layout.mesh.size > 1 and not runtime.tracing():
+            error.add_note(f"All of these are bytes of one of {laid.layout.mesh.size} devices.")
+            for note in _too_large(budget, program):
+                error.add_note(note)
         raise
+
+
+def _too_large(budget: Limit, program: Joint) -> Iterator[str]:
+    """Name the largest argument that is whole on each device, if it alone takes more than the budget."""
+    laid, most = program.laid, budget.peak_bytes
+    if laid is None or most is None:
+        return
+    inputs = zip(jaxprs.opened(program.closed)[0].invars, program.roles.input_paths, strict=False)
+    sizes = {path: abstract.aval_bytes(v.aval) for v, path in inputs if laid.parts(v) == 1}
+    path = max(sizes, key=lambda path: sizes[path], default="")
+    if path and sizes[path] > most:
+        yield f"{path} alone takes {sizes[path]:,} bytes, whole on each device. Lay it in parts over the mesh."
 
 
 def _note(budget: Limit, program: Joint, devices: int | None, count: int) -> str:
