@@ -123,6 +123,7 @@ from jointcut.aot.derivatives.indexing.scatters import take_along_axis as take_a
 from jointcut.aot.derivatives.indexing.sparse_products import sampled_addmm as sampled_addmm
 from jointcut.aot.derivatives.indexing.sparse_products import sparse_mask as sparse_mask
 from jointcut.aot.derivatives.indexing.sparse_products import sparse_mm as sparse_mm
+from jointcut.aot.derivatives.indexing.sparse_products import sparse_sparse_mm as sparse_sparse_mm
 from jointcut.aot.derivatives.losses.classes import cross_entropy as cross_entropy
 from jointcut.aot.derivatives.losses.classes import nll_loss as nll_loss
 from jointcut.aot.derivatives.losses.ctc import ctc_loss as ctc_loss
@@ -167,7 +168,9 @@ from jointcut.aot.derivatives.reductions.moments import logsumexp as logsumexp
 from jointcut.aot.derivatives.reductions.moments import mean as mean
 from jointcut.aot.derivatives.reductions.moments import prod as prod
 from jointcut.aot.derivatives.reductions.moments import std as std
+from jointcut.aot.derivatives.reductions.moments import std_mean as std_mean
 from jointcut.aot.derivatives.reductions.moments import var as var
+from jointcut.aot.derivatives.reductions.moments import var_mean as var_mean
 from jointcut.aot.derivatives.reductions.norms import norm as norm
 from jointcut.aot.derivatives.reductions.norms import renorm as renorm
 from jointcut.aot.derivatives.reductions.norms import vector_norm as vector_norm

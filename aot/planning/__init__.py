@@ -11,6 +11,7 @@ Files, in reading order:
     weighing: Compile the plans of one program, or weigh them, where it is called.
     asked: Find the rows that a name stands for, and run them in blocks where a user asks for it.
     request: Answer a request for a plan, wherever the program is called.
+    front: Compare a program's plans: the front of peak and time, without a budget.
     together: Answer a request once for all processes that hold the arrays of a program.
     size_search: Predict peaks at sizes of an axis, compile the step of the largest one, and list the sizes tried.
     size_blocks: Choose the rows that run in blocks so that a larger size of an axis holds a budget.

@@ -8,9 +8,8 @@ strategy, by a plan that was made before, or by a search for a budget.
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,28 +25,28 @@ from jointcut.aot.options.target import backend_for, with_excess_logged
 from jointcut.aot.planning.asked import in_asked_blocks, named_shapes
 from jointcut.aot.planning.budgets.attempts import Fitted, summary
 from jointcut.aot.planning.budgets.fit import planner_for
-from jointcut.aot.planning.budgets.inexact import FORM, WORTH, Examples, Rounding, searched, why_none
-from jointcut.aot.planning.budgets.pareto import Pareto, ParetoPoint
-from jointcut.aot.planning.budgets.searches import Lookup, Wanted, room_within, settled
+from jointcut.aot.planning.budgets.inexact import FORM, WORTH, Examples, Rounding, searched, telling, why_none
+from jointcut.aot.planning.budgets.searches import Lookup, Wanted, room_within, settled, settled_by_default
 from jointcut.aot.planning.budgets.tiling import Priced, Tilings, data_of
 from jointcut.aot.planning.budgets.unasked import unasked
 from jointcut.aot.planning.offloading import on_devices, problem_for
-from jointcut.aot.planning.weighing import Answer, Weighing
+from jointcut.aot.planning.weighing import Answer, Weighing, storing
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.run.runnable import Runnable
 from jointcut.aot.run.spilled import refuse_spill
 from jointcut.aot.trace.data import Trace
 from jointcut.aot.trace.joint import Joint
-from jointcut.partition.errors import BudgetError
+from jointcut.partition.errors import BudgetError, PlanError
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.plans.saved import GradientError
 from jointcut.partition.program.graph import ONCE, Graph
 from jointcut.partition.program.jax import meshes, runtime
 from jointcut.partition.program.roles import Tile
+from jointcut.partition.search.best import best
 from jointcut.partition.search.budget import Planner
-from jointcut.partition.search.candidates import Candidate, ranked
+from jointcut.partition.search.forms.before import outermost
 from jointcut.partition.search.forms.choose import formed
 from jointcut.partition.search.forms.exact import may_wait
 from jointcut.partition.split import Split, Strategy, halved
@@ -63,6 +62,7 @@ class Request:
         trace: the trace of the call; None inside a transformation of the user's.
         forms: values that a bound on the error lets wait in a smaller form, beside the values that the policy names; an
             empty tuple if a plan brings its own, None if there are no such values.
+        unmoved: the request of which this is the `moved` one; None for any other.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Request:
     options: Options
     trace: Trace | None = None
     forms: tuple[tuple[int, str], ...] | None = None
+    unmoved: Request | None = None
 
     @classmethod
     def of(cls, trace: Trace) -> Request:
@@ -84,6 +85,8 @@ class Request:
 
         Forms that are slower by the options' cost model are left out, unless the options have a budget.
         """
+        if self.unmoved is not None:
+            return outermost(self.unmoved.graph)
         graph = self.program.graph
         has_smaller, model = self.forms is not None or has_forms(self.options.policy), self.options.cost_of_forms
         return graph if self.program.is_as_jax else formed(graph, has_smaller, model)
@@ -140,22 +143,29 @@ class Request:
         return self if other.graph.forms == self.graph.forms else other
 
     @cached_property
+    def moved(self) -> Request:
+        """The request whose outermost loops run back from one stack where a step's carry is the one before, moved."""
+        is_usual = self.unmoved is None and self.forms is None and not self.program.is_as_jax
+        other = replace(self, unmoved=self)
+        return other if is_usual and other.graph is not self.graph else self
+
+    @cached_property
     def alone(self) -> Request:
         """The request without the arguments of the call."""
         if self.trace is None or self.trace.examples is None:
             return self
-        return replace(self, trace=replace(self.trace, examples=None))
+        return replace(self, trace=replace(self.trace, examples=None), unmoved=None)
 
     def _with(self, program: Joint) -> Request:
         """Return the request for another form of the program."""
         if program is self.program:
             return self
         trace = self.trace and replace(self.trace, program=program)
-        return replace(self, program=program, trace=trace)
+        return replace(self, program=program, trace=trace, unmoved=None)
 
     def under(self, options: Options) -> Request:
         """Return the request under other options."""
-        return replace(self, options=options, trace=self.trace and replace(self.trace, options=options))
+        return replace(self, options=options, trace=self.trace and replace(self.trace, options=options), unmoved=None)
 
     # -------------------------------------------------------------------------------------- the answer
 
@@ -167,6 +177,8 @@ class Request:
         Raises `StrategyError`, `PlanError`, or `BudgetError` with the smallest peak found; `CallError` for a function
         that spills, inside a transformation.
         """
+        if self.unmoved is not None:
+            return self.unmoved.answered(strategy, budget, plan)
         if self.trace is None and self.options.spill is not None:
             refuse_spill(self.name)
         how = wanted_plan(self.options, strategy, budget, plan)
@@ -174,7 +186,7 @@ class Request:
             return request.answered(strategy, budget, plan)
         if how.budget is None:
             forms = () if how.keeps_forms else self.forms
-            answer = (self.alone if forms == self.forms else replace(self.alone, forms=forms))._by(how.strategy)
+            answer = (self.alone if forms == self.forms else replace(self.alone, forms=forms))._chosen(how.strategy)
             answer = self._in_unasked_blocks(answer) if how.strategy == DEFAULT else answer
             if self.options.error is None or how.keeps_forms:
                 return answer
@@ -213,6 +225,16 @@ class Request:
         """Return the request with rows in blocks; raises `PlanError` where the program has no such rows."""
         backend = backend_for(self.options.goal)
         return self._with(functools.reduce(lambda made, tile: made.with_tile(tile, backend), tiles, self.program))
+
+    def _chosen(self, strategy: Strategy) -> Answer:
+        """Return the cut by a strategy or a plan, of this program or of the `moved` one if it keeps less there."""
+        if (moved := self.moved) is self or strategy == "save_all":
+            return self._by(strategy)
+        answers, is_ours = list[Answer](), isinstance(strategy, str) or getattr(strategy, "func", None) is best
+        for request in (self, moved):
+            with suppress(PlanError):  # a plan is for one of both programs
+                answers += [request._by(strategy)] if is_ours or not answers else []
+        return min(answers, key=lambda a: a.plan.bytes_saved + a.plan.bytes_spared) if answers else self._by(strategy)
 
     def _by(self, strategy: Strategy) -> Answer:
         if strategy == "save_all" and self.as_jax is not self and self.options.policy is None:
@@ -291,9 +313,21 @@ class Request:
     def _settled(self, budget: Limit, given: Request, to_run: bool) -> Fitted[Any]:
         """Return the plan for a budget, and let go of programs that were weighed for it."""
         try:
-            return settled(self.wanted(budget, given, to_run))
+            if budget.fraction != 0.0:
+                return self._by_default(budget, given) or settled(self.wanted(budget, given, to_run))
+            least = settled(self.wanted(budget, given, to_run))
+            return self._by_default(limit(least.measured.peak_bytes - 1), given) or least
         finally:
             self.weighing.forget()
+
+    def _by_default(self, budget: Limit, given: Request) -> Fitted[Any] | None:
+        """Return the default plan of the `moved` program, if there is one and it holds a budget."""
+        if self.moved is self:
+            return None
+        try:
+            return settled_by_default(self.moved.wanted(budget, given))
+        finally:
+            self.moved.weighing.forget()
 
     def wanted(self, budget: Limit, given: Request | None = None, to_run: bool = True) -> Wanted[Any]:
         """Return the facts and functions that a search for a budget needs.
@@ -326,19 +360,19 @@ class Request:
             refusal = error
         worth = 0.0 if exact is None else (exact.plan.seconds or 0.0) - WORTH * self.planner.common_seconds
         if exact is not None and worth <= 0:
-            return _telling(exact, GradientError(most, unused="the budget holds without"))
+            return telling(exact, GradientError(most, unused="the budget holds without"))
         if examples is None or any(op.effects for op in self.graph.ops):
             found, least = None, None
         else:
             found, least = self._rounded(most, budget, given, examples)
         if found is not None and least is not None and (exact is None or (found.plan.seconds or 0.0) <= worth):
-            return _telling(found, GradientError(most, least, examples is not None and examples.are_drawn))
+            return telling(found, GradientError(most, least, examples is not None and examples.are_drawn))
         why = "it has effects, or its arguments are not known" if least is None else why_none(most, least, found)
         if exact is None:
             assert refusal is not None, "there is no exact plan"
             refusal.add_note(f"With error={most:g}, no smaller form is used: {why}.")
             raise refusal
-        return _telling(exact, GradientError(most, unused=why))
+        return telling(exact, GradientError(most, unused=why))
 
     def _rounded(
         self, most: float, budget: Limit, given: Request, examples: Examples
@@ -355,37 +389,3 @@ class Request:
 
         graph = formed(self.program.graph, True)
         return searched(most, may_wait(Problem.of(graph), FORM), planned, rounding)
-
-    # ---------------------------------------------------------------------------------------- the front
-
-    def pareto(self, chosen: Plan | None = None) -> Pareto:
-        """Return the front of the budgets: plans that no other plan beats in both peak and time, by the model."""
-        with Stage("weigh", self.name) as now:
-            menu = self.planner.menu
-            smallest = sorted(menu, key=lambda c: c.peak_bytes)[: 2 * self.planner.looks]
-            front = ranked([*ranked(menu), *smallest], lambda c: c.predicted_bytes)
-            candidate = None if chosen is None else self.planner.candidate(self.planner.priced(chosen))
-            of_jax = self.as_jax.planner
-            plain = None if (everything := of_jax.everything()) is None else of_jax.known(everything)
-            now.ends(lambda: f"weighed {len(menu)} plans in {now}, {len(front)} on the front")
-        points = tuple(map(self.point, front))
-        common = self.planner.common_seconds
-        return Pareto(self.name, points, candidate and self.point(candidate), plain and self.point(plain), common)
-
-    def point(self, c: Candidate) -> ParetoPoint:
-        """Return a plan as a point of the front."""
-        peak = self.program.fixed_bytes + math.ceil(c.predicted_bytes)
-        return ParetoPoint(peak, c.step_seconds - c.preferred_seconds, replace(c.plan, peak_bytes=peak))
-
-
-def storing(made: Runnable, forms: Mapping[int, str]) -> Runnable:
-    """Return the same cut with other values in smaller forms."""
-    plan, problem = made.split.plan, made.split.problem.without_forms
-    kept = {name: getattr(plan, name) for name in ("segments", "kept_steps", "dropped", "offloaded", "checkpoints")}
-    other = Plan.of(problem, plan.values, stored=forms, **kept)
-    return Runnable(made.trace, halved(problem, lambda graph: other, made.split.passes))
-
-
-def _telling(fitted: Fitted[Any], error: GradientError) -> Fitted[Any]:
-    """Return the result of a search with the measured error of its smaller forms."""
-    return replace(fitted, plan=replace(fitted.plan, gradient_error=error))

@@ -7,7 +7,7 @@ compiled later, and its surroundings are not known: both halves are weighed in o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +30,7 @@ from jointcut.partition.lower import verify
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program.jax import abstract, meshes, runtime
 from jointcut.partition.program.roles import Role
-from jointcut.partition.split import Split
+from jointcut.partition.split import Split, halved
 
 
 @dataclass(frozen=True)
@@ -201,3 +201,11 @@ def seeds(cotangents: Sequence[Any]) -> list[Any]:
     """
     is_loss = len(cotangents) == 1 and cotangents[0].shape == () and meshes.manual_mesh() is None
     return [abstract.full(c.aval, 1) for c in cotangents] if is_loss else list(cotangents)
+
+
+def storing(made: Runnable, forms: Mapping[int, str]) -> Runnable:
+    """Return the same cut with other values in smaller forms."""
+    plan, problem = made.split.plan, made.split.problem.without_forms
+    kept = {name: getattr(plan, name) for name in ("segments", "kept_steps", "dropped", "offloaded", "checkpoints")}
+    other = Plan.of(problem, plan.values, stored=forms, **kept)
+    return Runnable(made.trace, halved(problem, lambda graph: other, made.split.passes))

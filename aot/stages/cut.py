@@ -17,8 +17,8 @@ from jointcut.aot.options.target import refuse_to_run
 from jointcut.aot.planning.budgets.attempts import Attempt
 from jointcut.aot.planning.budgets.inexact import one
 from jointcut.aot.planning.budgets.pareto import Pareto
-from jointcut.aot.planning.request import storing
-from jointcut.aot.planning.weighing import Answer
+from jointcut.aot.planning.front import pareto
+from jointcut.aot.planning.weighing import Answer, storing
 from jointcut.aot.report.gradient_error import CheckedForms, checked_forms
 from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder
@@ -119,7 +119,7 @@ class Cut(Answer):
 
     def pareto(self) -> Pareto:
         """Return the front of (peak bytes, seconds, plan), one point per budget, with this plan marked."""
-        return self.request.pareto(self.plan)
+        return pareto(self.request, self.plan)
 
     def axes(self, axis: str) -> Axes:
         """Say what stays independent along an axis of the arguments, and which ops mix its rows; `print` the result.

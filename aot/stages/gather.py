@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax
 
 from jointcut.aot.options.limits import Budget, limit
+from jointcut.aot.planning.budgets.fit import default_plan
 from jointcut.aot.planning.budgets.pareto import Pareto, ParetoPoint
-from jointcut.aot.planning.budgets.searches import default_plan
+from jointcut.aot.planning.front import point as on_front
 from jointcut.aot.planning.request import Request
 from jointcut.aot.planning.weighing import Answer
 from jointcut.aot.progress.progress import Stage
@@ -95,7 +97,7 @@ def gather(request: Request, plan: Plan, front: Pareto, measured: Measurements |
 
     Without `measured`, no budget is tried.
     """
-    name, program, planner, point = request.name, request.program, request.planner, request.point
+    name, program, planner, point = request.name, request.program, request.planner, functools.partial(on_front, request)
     fixed, goal = program.fixed_bytes, request.options.goal
     here = front.chosen
     assert here is not None, "the front of a cut has its plan chosen"
@@ -122,7 +124,7 @@ def gather(request: Request, plan: Plan, front: Pareto, measured: Measurements |
 
 def _within(request: Request) -> Callable[[Budget], Answer]:
     """Return a function that cuts within a budget; plans that are only to be weighed are not compiled."""
-    return lambda budget: request.within(limit(budget), to_run=False)
+    return lambda budget: (request.unmoved or request).within(limit(budget), to_run=False)
 
 
 def _totals(

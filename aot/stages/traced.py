@@ -16,6 +16,7 @@ from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import check_error
 from jointcut.aot.options.policies import GivenPolicy, read_policy
 from jointcut.aot.planning.budgets.pareto import Pareto
+from jointcut.aot.planning.front import pareto
 from jointcut.aot.planning.request import Request
 from jointcut.aot.planning.together import answered
 from jointcut.aot.run.compile import ProgramMemory, compiled
@@ -79,7 +80,7 @@ class Traced(Trace):
 
     def pareto(self) -> Pareto:
         """Return the front of the budgets: plans that no other plan beats in both peak and time, by the model."""
-        return self.request.pareto()
+        return pareto(self.request)
 
     def axes(self, axis: str) -> Axes:
         """Say what stays independent along an axis of the arguments, and which ops mix its rows, as `Cut.axes` does.

@@ -77,6 +77,9 @@ class Menu:
     def priced(self, plan):
         return plan
 
+    def large(self, default):
+        return self.known(default)
+
     def known(self, plan):
         return self.menu[plan.recomputed[0]]
 

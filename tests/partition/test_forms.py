@@ -87,7 +87,21 @@ def returned(weight, x):
     return jnp.sum(y @ weight), y
 
 
+def recurrent(weight, x, reverse=False, emits=False):
+    """A textbook layer, whose carried state is the result of a tanh; the first state is an argument, or a literal."""
+
+    def step(states, x):
+        h, c = jnp.tanh(states[0] @ weight + x), jnp.sin(states[1] * x)
+        return (h, c), h * 2 if emits else None
+
+    (h, c), ys = lax.scan(step, (START, jnp.zeros((4, 16))), x, reverse=reverse)
+    return jnp.sum(h * c) + (jnp.sum(ys**2) if emits else 0.0)
+
+
 OURS = {
+    "recurrent": (recurrent, False),
+    "recurrent in reverse": (partial(recurrent, reverse=True), False),
+    "recurrent with results": (partial(recurrent, emits=True), False),
     "layers": (layers, False),
     "of_odd_width": (of_odd_width, False),
     "dropout_in_steps": (dropout_in_steps, False),
@@ -119,7 +133,9 @@ def forced(graph):
         problem, new = Problem.of(graph), Rewriting(graph)
         module.write(new, problem, save_all(problem), list(module.candidates(problem)))
         graph = new.finished()
-    return graph
+    problem, new = Problem.of(graph), Rewriting(graph)
+    before.write(new, problem, save_all(problem), list(before.candidates(problem, False)))
+    return new.finished()
 
 
 def op_by_op(closed, *args):

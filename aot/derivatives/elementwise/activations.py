@@ -18,12 +18,19 @@ def sigmoid(x: ArrayLike) -> jax.Array:
 _sigmoid = unary(jax.nn.sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x))
 
 
-def softplus(x: ArrayLike) -> jax.Array:
-    """log(1 + exp(x)). Slope: sigmoid(x) = 1 - exp(-y), with y the result. Only y is saved for the backward.
+def softplus(x: ArrayLike, beta: float = 1.0, threshold: float | None = None) -> jax.Array:
+    """log(1 + exp(beta·x)) / beta. Slope: sigmoid(beta·x) = 1 - exp(-beta·y), with y the result, which alone is saved.
 
-    No point is singular. PyTorch takes x itself above 20, and is off by 2e-9 there.
+    No point is singular. Where beta·x is above a `threshold`, it is x itself, with slope 1. PyTorch's threshold is 20
+    by default, and it is off by 2e-9 there.
     """
-    return _softplus(inexact("softplus", "x", x))
+    array = inexact("softplus", "x", x)
+    if beta == 0:
+        raise refused("softplus: beta", "is 0, and the function is divided by it.", "Pass another number.")
+    if threshold is None:
+        return _softplus(array) if beta == 1 else _softplus(beta * array) / beta
+    linear = beta * array > threshold
+    return jnp.where(linear, array, _softplus(jnp.where(linear, 0, beta * array)) / beta)
 
 
 _softplus = by_result(jax.nn.softplus, lambda y: -jnp.expm1(-y))

@@ -107,14 +107,14 @@ _entr = steep(special.entr, lambda x: -_log(x) - 1)
 def logit(x: ArrayLike, eps: float | None = None) -> jax.Array:
     """log(x / (1-x)). Slope: 1/(x·(1-x)) (PyTorch's `infinitely_differentiable_logit_backward`).
 
-    At 0 and 1 function and slope are infinite; a cotangent that is zero gives zero there. With `eps` x is clipped to
-    [eps, 1-eps] first, as in PyTorch; the slope is 0 outside, and not on the bounds.
+    At 0 and 1 function and slope are infinite, and beyond both are NaN; a cotangent that is zero gives zero there. With
+    `eps` x is clipped to [eps, 1-eps] first, as in PyTorch; the slope is 0 outside, and not on the bounds.
     """
     array = inexact("logit", "x", x, real=True)
     return _logit(array) if eps is None else _clipped_logit(array, float(eps))
 
 
-_logit = steep(special.logit, lambda x: reciprocal(x * (1 - x)))
+_logit = steep(special.logit, lambda x: jnp.where((x < 0) | (x > 1), jnp.nan, reciprocal(x * (1 - x))))
 
 
 def _inside(x: jax.Array, eps: float) -> jax.Array:

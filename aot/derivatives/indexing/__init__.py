@@ -25,3 +25,4 @@ from jointcut.aot.derivatives.indexing.scatters import take_along_axis as take_a
 from jointcut.aot.derivatives.indexing.sparse_products import sampled_addmm as sampled_addmm
 from jointcut.aot.derivatives.indexing.sparse_products import sparse_mask as sparse_mask
 from jointcut.aot.derivatives.indexing.sparse_products import sparse_mm as sparse_mm
+from jointcut.aot.derivatives.indexing.sparse_products import sparse_sparse_mm as sparse_sparse_mm

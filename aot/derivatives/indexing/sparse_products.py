@@ -55,6 +55,25 @@ def sparse_mm(values: ArrayLike, indices: ArrayLike, b: ArrayLike, rows: int) ->
     return jnp.zeros((rows, right.shape[1]), product.dtype).at[places[:, 0]].add(product)
 
 
+def sparse_sparse_mm(
+    values: ArrayLike, indices: ArrayLike, b_values: ArrayLike, b_indices: ArrayLike, shape: tuple[int, int]
+) -> tuple[jax.Array, jax.Array]:
+    """The product of two sparse matrices: the values and places of one of this shape, one for each pair of values.
+
+    A pair whose values do not meet has the place `shape`, outside of the matrix, as in a `BCOO` with padding; values
+    of one place add up. The gradients need no dense matrix. Source: PyTorch's `sparse_sparse_matmul_backward`. Of JAX's
+    own product of two `BCOO` there is no gradient.
+    """
+    name = "sparse_sparse_mm"
+    left, places = inexact(name, "values", values), _two(name, indices)
+    right, others = inexact(name, "b_values", b_values), _two(f"{name}: b", b_indices)
+    meet = places[:, 1, None] == others[None, :, 0]
+    product = jnp.where(meet, left[:, None], 0) * jnp.where(meet, right[None, :], 0)
+    at = jnp.stack(jnp.broadcast_arrays(places[:, 0, None], others[None, :, 1]), -1)
+    outside = jnp.asarray(shape, at.dtype)
+    return product.ravel(), jnp.where(meet[..., None], at, outside).reshape(-1, 2)
+
+
 def _two(function: str, indices: ArrayLike) -> jax.Array:
     places = whole(function, indices)
     if places.ndim != 2 or places.shape[1] != 2:

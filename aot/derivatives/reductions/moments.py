@@ -77,6 +77,16 @@ _std = with_slopes(
 )
 
 
+def var_mean(a: ArrayLike, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The variance and the mean (PyTorch's `var_mean_backward`), with the slopes of `var` and `mean`."""
+    return var(a, axis, ddof=ddof, keepdims=keepdims), mean(a, axis, keepdims=keepdims)
+
+
+def std_mean(a: ArrayLike, axis: Axis = None, *, ddof: int = 0, keepdims: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The root of the variance and the mean (PyTorch's `std_mean_backward`), with the slopes of `std` and `mean`."""
+    return std(a, axis, ddof=ddof, keepdims=keepdims), mean(a, axis, keepdims=keepdims)
+
+
 def logsumexp(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> jax.Array:
     """log(sum(exp(a))). Slope: exp(a - logsumexp), the softmax (PyTorch's `logsumexp_backward`).
 

@@ -30,11 +30,12 @@ from jointcut.aot.planning.budgets.link import host_rate
 from jointcut.aot.planning.budgets.rates import rates
 from jointcut.aot.planning.budgets.refusals import refusal
 from jointcut.aot.progress.progress import tell
-from jointcut.partition.errors import BudgetError, message
+from jointcut.partition.errors import BudgetError, PlanError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel
+from jointcut.partition.search.best import best
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import WIDE, Candidate, least_bytes
 
@@ -354,6 +355,24 @@ def fit(
     found_least(least.plan, least.weighed)
     replay = planner.replay(least.plan)
     raise refusal(budget, search.room, least.weighed, len(search.tried), replay, least.plan.baseline)
+
+
+def default_plan(problem: Problem) -> Plan | None:
+    """Return the plan that is taken without a budget; None where the rules of cost and the demands leave none."""
+    try:
+        return best(problem)
+    except PlanError:
+        return None
+
+
+def of_default(planner: Planner, room: Room, ways: Ways[_T], default: Plan | None) -> Fitted[_T] | None:
+    """Return the default plan if it holds a budget, compiled; None where it does not."""
+    search = _FitSearch(planner, ways, room, default)
+    if (chosen := search.standard) is None or search.expected(chosen) > WIDE * search.room:
+        return None
+    if ways.weigh is not None and search.tries([chosen]) and not search.fits(chosen):
+        return None
+    return search.fitted(chosen) if search.compiles(chosen) else None
 
 
 def _fitting(search: _FitSearch[Any]) -> Iterator[Candidate]:

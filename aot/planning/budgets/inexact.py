@@ -22,7 +22,7 @@ from jointcut.aot.run.pullback import Pullback
 from jointcut.aot.run.runner import Runner
 from jointcut.partition.errors import BudgetError
 from jointcut.partition.packing.forms import FORMS
-from jointcut.partition.plans.saved import Saved, grouped
+from jointcut.partition.plans.saved import GradientError, Saved, grouped
 from jointcut.partition.program.jax import abstract, runtime
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.metadata.convention import is_inexact
@@ -207,3 +207,8 @@ def why_none(most: float, least: float, found: object) -> str:
     if found is not None or math.isinf(least):
         return "no plan with one holds the budget and is faster"
     return f"the error of the gradient would be {least:.1e}, more than {most:.1e}"
+
+
+def telling(fitted: Fitted[Any], error: GradientError) -> Fitted[Any]:
+    """Return the result of a search with the measured error of its smaller forms."""
+    return replace(fitted, plan=replace(fitted.plan, gradient_error=error))

@@ -31,7 +31,7 @@ from jointcut.aot.cache.sketch import sketch
 from jointcut.aot.options.limits import Limit, Room, room_for
 from jointcut.aot.options.options import Options
 from jointcut.aot.planning.budgets.attempts import Attempt, Fitted, Ways, Weighed, followed, summary
-from jointcut.aot.planning.budgets.fit import fit, prices
+from jointcut.aot.planning.budgets.fit import default_plan, fit, of_default, prices
 from jointcut.aot.planning.budgets.notes import Held, Note, PlainNote
 from jointcut.aot.planning.budgets.shares import shared, told
 from jointcut.aot.progress.progress import Stage, tell
@@ -42,13 +42,11 @@ from jointcut.partition.figures import counted
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.matching import moved
 from jointcut.partition.plans.plan import Plan
-from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import CostModel, Roofline
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import jaxprs
 from jointcut.partition.program.roles import Role, Tile
 from jointcut.partition.rewrite import simplify
-from jointcut.partition.search.best import best
 from jointcut.partition.search.budget import Planner
 
 MOST_KEPT = 64  # places of plans; the least recently used is forgotten first
@@ -112,6 +110,20 @@ def settled(wanted: Wanted[_T]) -> Fitted[_T]:
     shared_by = wanted.budget, wanted.program, wanted.options.devices
     with told(*shared_by):
         return _settled(replace(wanted, budget=shared(*shared_by)))
+
+
+def settled_by_default(wanted: Wanted[_T]) -> Fitted[_T] | None:
+    """Return the default plan, known or compiled, if it holds the budget; None where it does not."""
+    shared_by = wanted.budget, wanted.program, wanted.options.devices
+    with told(*shared_by):
+        wanted = replace(wanted, way=f"{wanted.way}, by default", budget=shared(*shared_by))
+        lookup = Lookup.of(wanted)
+        with lookup.place.lock, Stage("search", wanted.name) as now:
+            if (known := _taken(wanted, lookup, now)) is not None:
+                return known
+            planner = wanted.planner()
+            fitted = of_default(planner, room_within(wanted, lookup), wanted.ways, default_plan(planner.problem))
+            return fitted and _kept(wanted, lookup, fitted, now, "took the default plan in")
 
 
 def keep_least(wanted: Wanted[Any], plan: Plan, weighed: Weighed[Any], lookup: Lookup | None = None) -> None:
@@ -344,14 +356,6 @@ def _searched(wanted: Wanted[_T], lookup: Lookup, now: Stage) -> Fitted[_T]:
     found_least = partial(keep_least, wanted, lookup=lookup)
     fitted = fit(planner, wanted.budget, room, wanted.ways, default_plan(planner.problem), found_least)
     return _kept(wanted, lookup, fitted, now, f"searched {counted(planner.num_replayed, 'plan')} in")
-
-
-def default_plan(problem: Problem) -> Plan | None:
-    """Return the plan that is taken without a budget; None where the rules of cost and the demands leave none."""
-    try:
-        return best(problem)
-    except PlanError:
-        return None
 
 
 def room_within(wanted: Wanted[Any], lookup: Lookup) -> Room:

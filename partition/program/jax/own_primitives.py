@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src import checkify as _checkify
 from jax._src import core as _core
 from jax._src import util as _util
@@ -20,8 +21,18 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jointcut.partition.program.jax.abstract import full, struct, tangent_aval
-from jointcut.partition.program.jax.jaxprs import ClosedJaxpr, Equation, Var, constants_first, fresh, opened
+from jointcut.partition.program.jax.jaxprs import (
+    ClosedJaxpr,
+    Equation,
+    Var,
+    constants_first,
+    fresh,
+    inner_primitives,
+    opened,
+)
 from jointcut.partition.program.jax.runtime import evaluate
+
+WHILE = "while"  # the primitive of JAX's loops
 
 
 def mapped(closed: ClosedJaxpr, axis: Any, dims: Sequence[int | None]) -> tuple[ClosedJaxpr, list[Any], list[Any]]:
@@ -143,7 +154,7 @@ def call_primitive(name: str, early: Callable[[Any], Early] | None = None) -> An
     prim.def_impl(lambda *flat, rules, **params: rules.run(*flat))
     prim.def_effectful_abstract_eval(_call_abstract)
     ad.primitive_jvps[prim] = _call_jvp
-    ad.primitive_transposes[prim] = _call_transpose
+    ad.primitive_transposes[prim] = functools.partial(_call_transpose, prim)
     _ad.primitive_linearizations[prim] = functools.partial(_call_linearized, prim)
     pe.custom_partial_eval_rules[prim] = functools.partial(_call_parted, prim)
     if early is not None:
@@ -210,7 +221,7 @@ def _call_mapped(prim: Any, axis: Any, operands: Any, dims: Any, *, rules: CallR
     return call(*operands), out_dims
 
 
-def _call_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> list[Any]:
+def _call_transpose(prim: Any, cts: Any, *operands: Any, jaxpr: ClosedJaxpr, rules: CallRules) -> list[Any]:
     asked = [ad.is_undefined_primal(x) for x in operands]
 
     def linear(*xs: Any) -> list[Any]:
@@ -218,11 +229,32 @@ def _call_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, rules: CallRul
         return evaluate(jaxpr, *(next(given) if wanted else x for wanted, x in zip(asked, operands, strict=True)))
 
     avals = [x.aval for x, wanted in zip(operands, asked, strict=True) if wanted]
+    if any(eqn.primitive.name == WHILE or WHILE in inner_primitives(eqn) for eqn in opened(jaxpr)[0].eqns):
+        return _transposed_by_derivative(functools.partial(prim.bind, jaxpr=jaxpr, rules=rules), cts, asked, operands)
     if rules.constants is None or any(asked[: rules.constants]):
         transposed = jax.linear_transpose(linear, *map(struct, avals))
     else:  # it may test its inputs for zero: JAX transposes the derivative of that, but not the test
         transposed = jax.vjp(linear, *(full(aval, 0) for aval in avals))[1]
     back = iter(transposed([ad.instantiate_zeros(ct) for ct in cts]))
+    return [next(back) if wanted else None for wanted in asked]
+
+
+def _transposed_by_derivative(
+    call: Callable[..., Any], cts: Sequence[Any], asked: Sequence[bool], operands: Sequence[Any]
+) -> list[Any]:
+    """The transpose of a call that holds loops, which JAX cannot transpose: its derivative is the linear map itself."""
+    zeros = [full(x.aval, 0) for x, wanted in zip(operands, asked, strict=True) if wanted]
+
+    def linear(*xs: Any) -> list[Any]:
+        given = iter(xs)
+        return call(*(next(given) if wanted else x for wanted, x in zip(asked, operands, strict=True)))
+
+    outs, pull = jax.vjp(linear, *zeros)
+    inexact = (jnp.issubdtype(out.dtype, jnp.inexact) for out in outs)
+    triples = zip(outs, cts, inexact, strict=True)
+    back = iter(
+        pull([ad.instantiate_zeros(ct) if on else np.zeros(out.shape, jax.dtypes.float0) for out, ct, on in triples])
+    )
     return [next(back) if wanted else None for wanted in asked]
 
 

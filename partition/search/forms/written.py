@@ -46,6 +46,13 @@ class Rewriting:
         """Add an op right before another one; returns the value that it makes."""
         return self._add((op.id, -1, len(self.ops)), op, function, operands)
 
+    def seen_before(self, op: Op, function: Callable[..., Any], operand: int) -> int:
+        """Add an op of one equation right before another one, which is a view of a value and takes no memory."""
+        invars = [self._atom(op.region, operand)]
+        call = call_of(function, (abstract.struct(invars[0].aval),))
+        (equation,) = jaxprs.opened(call.params["jaxpr"])[0].eqns
+        return self._put((op.id, -1, len(self.ops)), op, equation, invars, [operand])
+
     def _add(self, place: _Place, near: Op, function: Callable[..., Any], operands: Sequence[Any]) -> int:
         """Add an op at a place; `operands` are ids of values, and literals."""
         invars = [self._atom(near.region, v) for v in operands]
