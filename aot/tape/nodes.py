@@ -122,6 +122,9 @@ class Recording:
             refuse_nonfinite(outputs, f"The forward of {self.name}", record.name, user_source.source_here())
         if not self.keeps_residuals:
             outputs = self.listed(record, edges, values, outputs)
+        elif record.same:
+            pairs = [(x, edges[i]) for x, i in zip(outputs, record.same, strict=True)]
+            outputs = [x if edge is None else eager.EagerTracer(self.trace, x, edge) for x, edge in pairs]
         elif any(record.moving):
             outputs = self.noted(record, edges, values, results)
         return outputs if op.multiple else outputs[0]
@@ -136,9 +139,11 @@ class Recording:
             "output": results,
             "saved": results[record.num_outputs :],
         }
-        saved = [_array(places[kind][i]) for kind, i in record.routes]
-        if self.packing:
-            saved = list(map(self.packing[-1].packed, saved))
+        given = [places[kind][i] for kind, i in record.routes]
+        saved = list(map(_array, given))
+        if self.packing:  # Python numbers are kept as they are
+            pairs = zip(saved, given, strict=True)
+            saved = [self.packing[-1].packed(x) if isinstance(y, jax.Array) else x for x, y in pairs]
         node = Node(self, record, [edges[i] for i in record.wanted], saved)  # pyright: ignore[reportArgumentType]
         return self._behind(node, results[: record.num_outputs])
 

@@ -24,7 +24,7 @@ from jointcut.aot.trace.joint import joint
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program.jax import abstract, eager, jaxprs, own_primitives, runtime, side_effects
-from jointcut.partition.program.primitives import BARRIER, RENAMING, REPEATING, SAME_NUMBERS
+from jointcut.partition.program.primitives import BARRIER, CONVERSION, RENAMING, REPEATING, SAME_NUMBERS
 from jointcut.partition.split import split
 from jointcut.wrappers.built_in.autograd import JITTED
 from jointcut.wrappers.built_in.zeros import Backwards
@@ -56,6 +56,7 @@ class Record:
         backward: from residuals and cotangents (None: zero) to the gradients of the inputs in `wanted`.
         types: the types of the residuals.
         closed: the op as a program.
+        same: for each output the input that it is, if the op only hands its inputs on, such as a cast to the same type.
     """
 
     id: int
@@ -70,6 +71,7 @@ class Record:
     backward: Callable[[Sequence[Any], Sequence[Any | None]], list[Any | None]]
     types: tuple[Any, ...]
     closed: Any = None
+    same: tuple[int, ...] = ()
 
 
 def _not_run(*flat: Any) -> list[Any]:
@@ -193,7 +195,20 @@ def _record(op: eager.Operation, closed: Any, avals: Sequence[Any], mask: tuple[
         backwards,
         tuple(v.aval for v in backward.invars[:count]),
         closed,
+        _handed(closed),
     )
+
+
+def _handed(closed: Any) -> tuple[int, ...]:
+    """Return the input that each output of a program is; nothing if one is computed."""
+    jaxpr, _ = jaxprs.opened(closed)
+    inputs = {v: i for i, v in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == CONVERSION and not isinstance(v := eqn.invars[0], jaxprs.Literal):
+            before, after = (x.aval.update(weak_type=False) for x in (v, eqn.outvars[0]))
+            inputs.update({eqn.outvars[0]: inputs[v]} if v in inputs and before == after else {})
+    places = tuple(-1 if isinstance(v, jaxprs.Literal) else inputs.get(v, -1) for v in jaxpr.outvars)
+    return () if -1 in places else places
 
 
 def _is_zero(v: Any, makers: Mapping[Any, Any]) -> bool:

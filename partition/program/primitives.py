@@ -21,6 +21,9 @@ CHECKPOINT_SCOPE = "jax.checkpoint"
 #: The primitive of a barrier: a reader of one of its results waits for all of them.
 BARRIER = "optimization_barrier"
 
+#: The primitive of a cast.
+CONVERSION = "convert_element_type"
+
 #: The primitives that make a reference, that read it, and that read it for the last time.
 MAKES_REFERENCE, READS_REFERENCE, FREEZES_REFERENCE = "new_ref", "get", "freeze"
 

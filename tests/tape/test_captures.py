@@ -43,7 +43,7 @@ def test_lengths_are_structures_and_values_are_not():
     assert reasons(taped) == ["the first call", "4 steps instead of 3 in test_captures.py:N"]
     assert [capture.hits for capture in taped.captures] == [2, 1]
     assert taped.captures.made == 2
-    assert str(taped.captures[0]).startswith("12 ops, 2 hits, ")
+    assert str(taped.captures[0]).startswith("11 ops, 2 hits, ")
 
 
 def test_an_early_exit_sees_numbers(capsys):

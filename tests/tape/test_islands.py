@@ -138,7 +138,7 @@ def test_a_capture_names_its_islands_with_their_lines():
     rule, line = (f.__code__.co_firstlineno for f in (sine_backward, LOSSES["a backward rule"]))
     told = f"// called back: the island sine_backward at {__file__}:{rule}, of <lambda> at {__file__}:{line} "
     assert capture.text.startswith(told), capture.text
-    assert str(capture) == "7 ops, 1 island, 0 hits, 28 B kept: the first call"
+    assert str(capture) == "6 ops, 1 island, 0 hits, 28 B kept: the first call"
     assert parse(capture.text) == parse("\n".join(capture.text.splitlines()[1:]))
 
 
