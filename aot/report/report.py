@@ -30,7 +30,6 @@ from jointcut.aot.report.derived import DerivedRow, in_words
 from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.drawing.page.page import framed, page
-from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
 from jointcut.partition.plans.loops_told import in_segments
@@ -377,9 +376,6 @@ class Report:
         alone. Raises `RecordError` for a damaged file, and for a report of a function of another name, unless it was
         `renamed`.
         """
-        if not isinstance(other, Report | Snapshot | str | os.PathLike):
-            what = f"is given a {type(other).__name__}, which is no step to compare with."
-            raise CallError(message("diff", what, "Give the report of the step before, or its JSON file."))
         if not isinstance(other, Report | Snapshot):
             before, name = read(other), str(other)
         else:
