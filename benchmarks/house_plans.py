@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.census import ROOT
 from benchmarks.measure import memory_of
 from benchmarks.programs import Program, load
 from jointcut import aot
@@ -70,7 +71,7 @@ def within(traced: aot.Traced, budget: int) -> Point:
     try:
         cut = traced.partition(budget=budget)
     except aot.BudgetError as error:
-        return Point(budget, None, 0.0, str(error), 0)
+        return Point(budget, None, 0.0, str(error).replace(f"{ROOT}/", ""), 0)
     step = cut.compile()
     return Point(budget, step.peak_bytes, recomputed_flops(cut), cut.plan.strategy, len(step.trail))
 

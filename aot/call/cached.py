@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jointcut.aot.cache.environment import environment
 from jointcut.aot.cache.fingerprint import WithoutRules, fingerprint, foreign_rules
@@ -148,7 +149,7 @@ class CachedCalls:
         entry = Entry.from_bytes(data)
         try:
             with Stage("load", self.name) as now:
-                programs = entry.loaded()
+                programs = entry.loaded(_device((*request.bound.leaves, *source.consts)))
                 now.ends(lambda: f"loaded from the cache in {now}, {request.kind}")
         except _UNABLE as error:
             _LOG.warning("%s (%s) in the cache cannot be loaded, and is made again: %s", self.name, request.kind, error)
@@ -209,6 +210,12 @@ def _flat(twins: Mapping[int, TensorAlias]) -> tuple[tuple[int, str, int], ...]:
 
 def _sharding(leaf: Any) -> Any:
     return getattr(type_of(leaf), "sharding", None)
+
+
+def _device(leaves: Sequence[Any]) -> Any:
+    """Return the device of placed arrays, none of which lies on several, or else JAX's default."""
+    placed = (sharding.device_set for sharding in map(_sharding, leaves) if sharding is not None)
+    return next(iter(next(placed, None) or jnp.zeros(()).devices()))
 
 
 def _places(traced: Traced, source: Primal) -> tuple[int, ...] | None:

@@ -70,19 +70,19 @@ class Entry:
             start += size
         return cls(**{name: _tuples(value) for name, value in head.items()}, programs=tuple(programs))
 
-    def loaded(self) -> tuple[Callable[..., list[Any]], ...]:
-        """Return the executables on this machine's device; raises JAX's error if it cannot load them."""
-        return tuple(map(_loaded, self.programs, self.arity))
+    def loaded(self, device: Any) -> tuple[Callable[..., list[Any]], ...]:
+        """Return the executables on a device of this machine; raises JAX's error if it cannot load them."""
+        return tuple(_loaded(*program, device) for program in zip(self.programs, self.arity, strict=True))
 
 
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _loaded(data: bytes, arity: tuple[int, int]) -> Any:
+def _loaded(data: bytes, arity: tuple[int, int], device: Any) -> Any:
     inputs, outputs = (tuple(range(n)) for n in arity)
     in_tree, out_tree = jax.tree.structure((inputs, {})), jax.tree.structure(list(outputs))
-    return serialize_executable.deserialize_and_load(data, in_tree, out_tree)
+    return serialize_executable.deserialize_and_load(data, in_tree, out_tree, device.platform, [device])
 
 
 def running(call: Call, consts: Sequence[Any], entry: Entry, programs: tuple[Any, ...]) -> Runner:

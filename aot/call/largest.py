@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -34,6 +35,7 @@ from jointcut.wrappers.boundary import bounded
 from jointcut.wrappers.record import Record
 
 _DEVICE = "device"
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _TOLD = TextWrapper(100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 #: At least so many sizes below a number are looked at for an allowed one, before half of the number is.
@@ -162,12 +164,14 @@ def largest_of(
 
     def request(size: int) -> Request:
         call = traced(size)
-        options = replace(call.options, tiles=asking or False, shapes={**dict(call.options.shapes), **named})
+        given = dict(call.options.shapes)
+        asked = {path: spec for path, spec in given.items() if {*_NAME.findall(spec)} & asking.keys()}
+        options = replace(call.options, tiles=asking or False, shapes={**given, **named, **asked})
         return replace(call, options=with_budget(options, budget_bytes)).request.in_asked_blocks
 
     options = traced(below(FIRST) or below(_MOST)).options  # the search begins at the former
     if asking := {} if isinstance(options.tiles, bool) else dict(options.tiles):
-        least = _rows_of_blocks(axis, asking, named)
+        least = _rows_of_blocks(axis, asking, named, dict(options.shapes))
         below = _below(axis, lambda size: size >= least and allowed(size))
     budget_bytes = _bytes(options.budget if budget is None else budget, options.goal)
     found = largest_size(axis, budget_bytes, request, below, options.tiles is True)
@@ -177,10 +181,20 @@ def largest_of(
     return Largest(*known, found.tried, tuple(map(str, cut.plan.tiles)), cut)
 
 
-def _rows_of_blocks(axis: str, asking: Mapping[str, int], named: Mapping[str, str]) -> int:
-    """Return the fewest rows along an axis that can be parted into the blocks that a user asks for."""
-    having = {axis, *(path for path, shape in named.items() if shape.split(",")[0].strip() == axis)}
+def _rows_of_blocks(axis: str, asking: Mapping[str, int], named: Mapping[str, str], given: Mapping[str, str]) -> int:
+    """Return the fewest rows along an axis that can be parted into the blocks that a user asks for.
+
+    `given` are the user's own names for sizes, `named` those with the axis.
+    """
+    alike = [path for path, shape in named.items() if _first(shape) == axis]
+    also = (_first(spec) for path, spec in given.items() if any(leaf.startswith(path) for leaf in alike))
+    having = {axis, *alike, *also}
     return max((max(blocks, 2) for name, blocks in asking.items() if name in having), default=1)
+
+
+def _first(shape: str) -> str:
+    """Return the first size of a shape."""
+    return shape.split(",")[0].strip()
 
 
 def _bytes(budget: Budget | None, goal: Target | None) -> int:

@@ -177,6 +177,8 @@ def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--spill", metavar="FOLDER", type=click.Path(path_type=Path), help=usage.SPILL)
 @click.option("--compile/--no-compile", "with_compile", default=True, show_default=True, help=usage.COMPILE)
 @click.option("--save", "file", metavar="FILE", type=click.Path(path_type=Path), help=usage.SAVE)
+@click.option("--perfetto", "trace", metavar="FILE", type=click.Path(path_type=Path), help=usage.PERFETTO)
+@click.option("--pprof", "profile", metavar="FILE", type=click.Path(path_type=Path), help=usage.PPROF)
 @_EVERYTHING
 @_AS_JSON
 def explain(
@@ -191,6 +193,8 @@ def explain(
     spill: Path | None,
     with_compile: bool,
     file: Path | None,
+    trace: Path | None,
+    profile: Path | None,
     everything: bool,
     as_json: bool,
 ) -> None:
@@ -202,8 +206,8 @@ def explain(
     if with_compile and not as_json:
         click.echo(printed.predicted(cut, function), err=True)
     report = replace(cut.explain(measure=with_compile), name=function)
-    path = None if file is None else report.save(file)
-    data = facts.of_report(report, cut, path)
+    asked = [(report.save, file), (report.perfetto, trace), (report.pprof, profile)]
+    data = facts.of_report(report, cut, *(None if path is None else write(path) for write, path in asked))
     _tell(data, as_json, lambda: printed.report(report, data, everything))
 
 

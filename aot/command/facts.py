@@ -20,15 +20,18 @@ from jointcut.aot.stages.cut import Cut
 JSON = dict[str, Any]
 
 
-def of_report(report: Report, cut: Cut, file: Path | None) -> JSON:
+def of_report(
+    report: Report, cut: Cut, file: Path | None, trace: Path | None = None, profile: Path | None = None
+) -> JSON:
     """Return the contents of a report, with facts that the report lacks.
 
-    These are the number of plans compiled for its budget, the bytes spilled to files, and the file that it was written
+    These are the number of plans compiled for its budget, the bytes spilled to files, and the files that it was written
     to.
     """
     compiled = None if cut.fitted is None else len(cut.fitted.trail)
-    more = {"spilled_bytes": cut.bytes_spilled, "plans_compiled": compiled, "file": None if file is None else str(file)}
-    return {**report.to_dict(), **more}
+    written = {"file": file, "perfetto": trace, "pprof": profile}
+    files = {name: None if path is None else str(path) for name, path in written.items()}
+    return {**report.to_dict(), "spilled_bytes": cut.bytes_spilled, "plans_compiled": compiled, **files}
 
 
 def of_diagnosis(found: Diagnosis) -> JSON:

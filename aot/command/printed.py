@@ -29,8 +29,9 @@ def report(shown: Report, facts: JSON, everything: bool) -> str:
     lines = [shown.table(everything, hint="--all")]
     if facts["spilled_bytes"]:
         lines += ["", f"between forward and backward {human_bytes(facts['spilled_bytes'])} of it wait in files"]
-    if facts["file"] is not None:
-        lines += ["", f"written to {facts['file']}"]
+    files = [facts[name] for name in ("file", "perfetto", "pprof") if facts[name] is not None]
+    if files:
+        lines += ["", *(f"written to {file}" for file in files)]
     return "\n".join(lines)
 
 

@@ -155,6 +155,10 @@ COMPILE = (
 
 SAVE = "Write the report to a file too: report.html, .json or .txt."
 
+PERFETTO = "Write the memory over the step as a trace, step.json, which https://ui.perfetto.dev shows."
+
+PPROF = "Write the arrays at the peak and the saved ones as a profile, step.pb.gz, which pprof reads."
+
 ALL = "List every array, not only the first of them."
 
 JSON = "Print one JSON object."

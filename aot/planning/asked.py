@@ -15,7 +15,7 @@ import jax
 
 from jointcut.aot.trace.joint import Joint
 from jointcut.aot.trace.shapes import shapes
-from jointcut.partition.errors import CallError, TraceError, choices, message
+from jointcut.partition.errors import CallError, TraceError, choices, message, nearest
 from jointcut.partition.figures import counted
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.program.axes import Rows
@@ -24,6 +24,8 @@ from jointcut.partition.program.roles import Role, Side, Tile
 from jointcut.partition.program.sizes import is_symbolic, names
 from jointcut.partition.tiles.apart import apart
 from jointcut.partition.tiles.tile import Prepared, grown, meeting, variables
+
+_FEW = 12  # names in a message
 
 #: Shapes in which sizes may be names, by the path of an argument.
 Shapes = Mapping[str, Sequence[Any]]
@@ -156,13 +158,22 @@ def _arrays_at(program: Joint, path: str, where: str, others: Iterable[str] = ()
     sizes = {at: shape[0] for at, shape in primals.values() if shape and _is_at(at, path)}
     if not sizes:
         known = [*others, *(at for at, shape in primals.values() if shape)]
-        raise TraceError(message(where, "names no argument with rows.", choices(path, known)))
+        raise TraceError(message(where, "names no argument with rows.", _cure(path, known, has_names=bool(others))))
     if len(set(sizes.values())) > 1:
         by_size = sorted(sizes.items(), key=lambda pair: -pair[1] if isinstance(pair[1], int) else 0)
         (one, many), *_, (other, few) = by_size
         what = f"names arrays of {many} rows ({one}) and of {few} rows ({other})."
         raise TraceError(message(where, what, "Give the path of arrays whose first axes are equally long."))
     return [n for n, (at, _) in primals.items() if at in sizes]
+
+
+def _cure(path: str, known: Sequence[str], *, has_names: bool) -> str:
+    """Return what to name instead of a path or name that stands for no rows; of many the nearest."""
+    told = choices(path, known) if len(known) <= _FEW else f"Known names: {nearest(path, known, _FEW)}."
+    if not path.isidentifier() or has_names:
+        return told
+    like = next((at for at in reversed(known) if "[" in at), "args[0]")
+    return f"If it is a size, say of which argument: shapes={{{like!r}: '{path}, ...'}}. {told}"
 
 
 def _is_at(path: str, prefix: str) -> bool:
@@ -182,7 +193,8 @@ def named_shapes(program: Joint, given: Mapping[str, str]) -> Shapes:
     for prefix, spec in given.items():
         at = {path: aval for path, aval in arrays.items() if _is_at(path, prefix) and hasattr(aval, "shape")}
         if not at:
-            raise CallError(message(f"shapes[{prefix!r}]", "names no array of the arguments.", choices(prefix, arrays)))
+            cure = _cure(prefix, [*arrays], has_names=True)
+            raise CallError(message(f"shapes[{prefix!r}]", "names no array of the arguments.", cure))
         for path, aval in at.items():
             found[path] = sizes = _sizes(path, aval, spec)
             for name, number in zip(map(str, sizes), aval.shape, strict=True):

@@ -210,11 +210,11 @@ class Request:
         """Return the request with the rows in blocks that a plan has, or that the options ask for."""
         if self.program.roles.tiles or not self.program.is_train:
             return self
-        if tiles or isinstance(self.options.tiles, bool):
+        asking = {} if tiles or isinstance(self.options.tiles, bool) else dict(self.options.tiles)
+        named = named_shapes(self.program, dict(self.options.shapes)) if asking or self.trace is not None else {}
+        if not asking:
             return self.in_tiles(tiles)
-        named = named_shapes(self.program, dict(self.options.shapes))
-        asking, backend = dict(self.options.tiles), backend_for(self.options.goal)
-        return self._with(in_asked_blocks(self.program, asking, named, backend))
+        return self._with(in_asked_blocks(self.program, asking, named, backend_for(self.options.goal)))
 
     @cached_property
     def in_asked_blocks(self) -> Request:

@@ -21,9 +21,12 @@ from jointcut.aot.ratchet.weigh import weighed
 from jointcut.aot.report.compare.diff import Diff
 from jointcut.aot.report.compare.snapshot import Snapshot
 from jointcut.aot.report.compare.stored import from_dict
-from jointcut.partition.errors import JointcutError, PeakError, choices, message
+from jointcut.partition.errors import CallError, JointcutError, PeakError, choices, message
 
 Named = dict[str, tuple[str, Snapshot]]  # the test and the step of each name
+
+#: The errors that fail a test with their text alone.
+REFUSED = PeakError, CallError
 
 _CURE = "Give bytes, as in @pytest.mark.peak('66 MB')."
 

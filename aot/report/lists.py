@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jointcut.aot.planning.budgets.pareto import Pareto, ParetoPoint
 from jointcut.aot.report.tried import SHARES, Met
@@ -18,10 +19,13 @@ from jointcut.partition.plans.loops_told import in_segments
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.saved import DEVICE, Saved
 from jointcut.partition.prices.flops import flops
+from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import BRANCHES, OPEN_LOOP, STEP, Graph, Op
 from jointcut.partition.program.outline import PSEUDO, Outline
 from jointcut.partition.program.sides import first_met
 from jointcut.partition.search.budget import Planner
+
+JSON = dict[str, Any]
 
 _MOST_NAMES = 3  # names of ops on a line
 
@@ -258,3 +262,23 @@ def _part(parts: int, graph: Graph) -> str:
 def _names(ops: Sequence[Op]) -> str:
     """Return the names of all ops with their counts, most frequent first."""
     return ", ".join(name if n == 1 else f"{n} {name}" for name, n in Counter(op.name for op in ops).most_common())
+
+
+# ------------------------------------------------------------------------------------------------------- loops
+
+
+def loop_told(loop: Nested) -> JSON:
+    """Return a loop whose steps are cut on their own, as plain JSON; bytes and ops are for one step."""
+    return {
+        "name": loop.name,
+        "trips": loop.trips,
+        "checkpoints": loop.checkpoints,
+        "checkpoint_bytes": loop.checkpoint_bytes,
+        "saved_bytes": loop.plan.bytes_saved,
+        "recomputed": len(loop.plan.recomputed),
+    }
+
+
+def segments_told(loops: Iterable[tuple[int, int, int]]) -> list[JSON]:
+    """Return loops that run in segments, as plain JSON."""
+    return [{"loop": loop, "steps": steps, "kept_steps": kept} for loop, steps, kept in loops]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -27,14 +27,15 @@ from jointcut.aot.report.compare.files import written_to
 from jointcut.aot.report.compare.snapshot import Array, Snapshot, alive_at_peak, together
 from jointcut.aot.report.compare.stored import read
 from jointcut.aot.report.derived import DerivedRow, in_words
-from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow
+from jointcut.aot.report.lists import AgainRow, LessRow, SavedRow, loop_told, segments_told
 from jointcut.aot.report.tried import Tried
 from jointcut.partition.drawing.page.page import framed, page
+from jointcut.partition.drawing.perfetto import perfetto
+from jointcut.partition.drawing.pprof import pprof
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
 from jointcut.partition.plans.loops_told import in_segments
 from jointcut.partition.plans.plan import ALL_SAVED, PLAIN_JAX, Plan
-from jointcut.partition.program.bodies import Nested
 
 JSON = dict[str, Any]
 
@@ -328,9 +329,9 @@ class Report:
             "plain": asdict(self.plain),
             "saved": [asdict(row) for row in self.saved],
             "recomputed": [asdict(row) for row in self.again],
-            "less": [{**asdict(row), "segments": _segments(row.segments)} for row in self.less],
-            "segments": _segments(self.plan.loops_in_segments),
-            "loops": [_loop(loop) for loop in self.plan.nested],
+            "less": [{**asdict(row), "segments": segments_told(row.segments)} for row in self.less],
+            "segments": segments_told(self.plan.loops_in_segments),
+            "loops": [loop_told(loop) for loop in self.plan.nested],
             "forms": [asdict(form) for form in self.plan.forms],
             "overruled": [{**asdict(row), "demand": row.demand.name} for row in self.plan.overruled],
             "packed": None if self.plan.packed is None else asdict(self.plan.packed),
@@ -353,6 +354,22 @@ class Report:
             ".txt": lambda: self.table(everything=True, in_colour=False) + "\n",
         }
         return written_to(path, contents)
+
+    def perfetto(self, path: str | os.PathLike[str]) -> Path:
+        """Write the memory over the step, and over plain JAX's, as a trace for https://ui.perfetto.dev.
+
+        Returns the path, whose ending is `.json`. A step has a microsecond. Raises as `save`.
+        """
+        lives = {self.name: self.life} if self.is_plain else {self.name: self.life, self.plan.baseline: self.plain_life}
+        return written_to(path, {".json": lambda: perfetto(lives)})
+
+    def pprof(self, path: str | os.PathLike[str]) -> Path:
+        """Write the arrays at the peak, and the saved ones, as a profile for pprof, by the user's calls and lines.
+
+        Returns the path, whose ending is `.gz`, as in `step.pb.gz`. `pprof -diff_base` compares two. Raises as `save`.
+        """
+        saved = [(row.line, row.op, row.type, row.bytes) for row in self.saved]
+        return written_to(path, {".gz": lambda: pprof(self.life, saved, f"{self.name}: {self.subtitle}")})
 
     # ------------------------------------------------------------------------------------------ beside another one
 
@@ -381,19 +398,3 @@ class Report:
         else:
             before, name = (other.snapshot() if isinstance(other, Report) else other), "the other"
         return diff(before, self.snapshot(), renamed, (name, "this"))
-
-
-def _loop(loop: Nested) -> JSON:
-    """Return a loop whose steps are cut on their own, as plain JSON; bytes and ops are for one step."""
-    return {
-        "name": loop.name,
-        "trips": loop.trips,
-        "checkpoints": loop.checkpoints,
-        "checkpoint_bytes": loop.checkpoint_bytes,
-        "saved_bytes": loop.plan.bytes_saved,
-        "recomputed": len(loop.plan.recomputed),
-    }
-
-
-def _segments(loops: Iterable[tuple[int, int, int]]) -> list[JSON]:
-    return [{"loop": loop, "steps": steps, "kept_steps": kept} for loop, steps, kept in loops]

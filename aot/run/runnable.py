@@ -138,7 +138,7 @@ class Runnable:
             if sharding is not None and abstract.lies_on_host(sharding):
                 weak = structs[i].weak_type
                 structs[i] = abstract.HostStruct(structs[i].shape, structs[i].dtype, weak_type=weak, sharding=sharding)
-            elif sharding is not None and len(sharding.device_set) > 1:
+            elif sharding is not None and (len(sharding.device_set) > 1 or any(before)):
                 structs[i] = structs[i].update(sharding=sharding)
         return structs
 

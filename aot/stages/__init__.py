@@ -12,6 +12,7 @@ Files, in reading order:
     watched: Look at the results of every call, and find the op that made one of them NaN.
     gather: Gather a report from a plan, its planner and its front.
     axes: Say what stays independent along an axis of the arguments, and which ops mix its rows.
+    measured: Run a compiled step, and put what it took beside what was predicted.
     cut: Hold one cut, and compile it: the plan and the two jaxprs, the executables and calls on the caller's trees.
     traced: Hold one traced call, for all later stages.
     tracing: Trace a function for one signature.

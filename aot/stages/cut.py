@@ -32,6 +32,7 @@ from jointcut.aot.stages import debug
 from jointcut.aot.stages.axes import Axes, axes_of
 from jointcut.aot.stages.gather import gather, measured
 from jointcut.aot.stages.gradient import Gradient, gradient
+from jointcut.aot.stages.measured import Measured, device_bytes, timed
 from jointcut.aot.stages.watched import watched
 from jointcut.aot.trace.data import Trace
 from jointcut.aot.trace.signature import described
@@ -350,6 +351,19 @@ class Compiled:
             if not any(self.cut.traced.options.donated):
                 self._binder.keep("step", bound, runner.ready("step"))
             return runner.value_and_grad(bound)
+
+    def measure(self, *args: Any, rounds: int = 5, **kwargs: Any) -> Measured:
+        """Run the step, and return what it takes beside what the model predicted; `print` the result.
+
+        The step runs once more than `rounds`, on copies of the arrays, so that none is given up. Its effects happen
+        each time. Raises `CallError` if the arguments do not fit.
+        """
+        front, name = self.cut.pareto(), self.cut.traced.name
+        assert front.chosen is not None, "the front of a cut has its plan"
+        run_seconds = timed(self.value_and_grad, args, kwargs, rounds)
+        predicted_bytes, seconds, _ = front.chosen
+        known = jax.local_devices()[0].device_kind, predicted_bytes, self.peak_bytes, device_bytes()
+        return Measured(name, *known, front.common_seconds + seconds, run_seconds)
 
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
         """Return the function's output and a pullback, from a cotangent of the output to the gradients in `argnums`.

@@ -22,7 +22,15 @@ from jointcut.partition.errors import PolicyError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.packing.forms import FORMS, SaveAs
 from jointcut.partition.prices.keys import Array, Key, arrays_of, how_named, names_nothing, renames, shown, title
-from jointcut.partition.prices.rules import CheckpointPolicy, Constraint, KeepAtMost, Verdict, judge, not_offloaded
+from jointcut.partition.prices.rules import (
+    CheckpointPolicy,
+    Constraint,
+    KeepAtMost,
+    Verdict,
+    judge,
+    not_offloaded,
+    packed,
+)
 from jointcut.partition.program.graph import Graph, Op, Value
 from jointcut.partition.program.jax.abstract import HOST
 from jointcut.partition.program.jax.jaxprs import Equation, Jaxpr, constants_first, inner_jaxprs, opened
@@ -291,7 +299,7 @@ class _Arrays:
         """The values of an array that a demand is on: a demand to recompute is on all, a demand to save on one."""
         if demand not in _RECOMPUTE:
             return (self.last(array),)
-        return *array.values, *(form.source for form in self.graph.forms if self.graph.is_packed(form, array.values))
+        return *array.values, *packed(self.graph, array.values)
 
     def last(self, array: Array) -> int:
         """The value of an array that ops read other than its names."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from jointcut.partition.bodies.checkpoints import adjustable_loops
@@ -151,6 +151,11 @@ def must_keep(constraints: Iterable[Constraint], *, is_asked: bool = False) -> f
     return frozenset(c.value for c in constraints if c.demand.is_must_keep and (c.is_asked or not is_asked))
 
 
+def packed(graph: Graph, values: Container[int]) -> dict[int, int]:
+    """What keeps some of these values in another form: the value that is kept so, by the one that is kept instead."""
+    return {form.source: form.value for form in graph.forms if graph.is_packed(form, values)}
+
+
 def told_to_keep(graph: Graph, sides: Sides, constraints: Iterable[Constraint]) -> Sides:
     """The sides, with the values that a user wants kept added to the values that the backward reads.
 
@@ -158,7 +163,7 @@ def told_to_keep(graph: Graph, sides: Sides, constraints: Iterable[Constraint]) 
     value that is to be kept.
     """
     asked = must_keep(constraints, is_asked=True)
-    kept = asked.union(form.source for form in graph.forms if graph.is_packed(form, asked))
+    kept = asked.union(packed(graph, asked))
     useful = set(sides.wanted)
     for op in reversed(graph.ops) if asked else ():
         is_ours = op.name not in OPEN and op.id not in sides.backward

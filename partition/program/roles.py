@@ -65,8 +65,8 @@ class Tile:
         """`float32[64,99] of exp at loss.py:6: 8 blocks along axis 0, each forward with its backward`."""
         how = ", each forward with its backward" * self.is_early
         how += ", which computes values again" * (self.block_bytes is not None)
-        rows = f" of the rows of each device along {' and '.join(map(repr, self.over))}" if self.over else ""
-        return f"{self.array or f'value {self.value}'}: {self.blocks} blocks{rows} along axis {self.axis}{how}"
+        on = f" on each device along {' and '.join(map(repr, self.over))}" if self.over else ""
+        return f"{self.array or f'value {self.value}'}: {self.blocks} blocks along axis {self.axis}{on}{how}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ Flow algorithm: Dinic (1970), as in `scipy.sparse.csgraph.maximum_flow`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from jointcut.partition.plans.asjax import residuals_of_jax, sources
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import PREFERRED, Problem, as_problem
-from jointcut.partition.prices.rules import CheckpointPolicy, Verdict
+from jointcut.partition.prices.rules import CheckpointPolicy, Verdict, packed
 from jointcut.partition.program.graph import TOP, Graph, Value
 from jointcut.partition.program.primitives import FUSED
 from jointcut.partition.search.network import INFINITE, SINK, SOURCE, Network, network, refuse_infinite
@@ -164,16 +164,23 @@ def save_all(program: Graph | Problem) -> Plan:
     """
     problem = as_problem(program)
     told = {c.value: c.reason for c in problem.constraints if c.demand.is_must_keep}
-    kept = saveable(problem, residuals_of_jax(problem)) | (problem.sides.wanted & told.keys())
+    instead = {source: told[v] for source, v in packed(problem.graph, told).items() if source in problem.sides.wanted}
+    told |= instead
+    kept = saveable(problem, residuals_of_jax(problem), instead) | (problem.sides.wanted & told.keys())
     reasons = {v: f"not recomputed: {told[v]}" if v in told else "the backward reads it" for v in kept}
     strategy = f"save_all{', but for what must not be' * (kept != residuals_of_jax(problem))}"
     return Plan.of(problem, reasons, strategy=strategy, reasons=reasons)
 
 
-def saveable(problem: Problem, wanted: frozenset[int]) -> frozenset[int]:
-    """The wanted values of the forward; a value that must be recomputed is replaced by its nearest sources."""
+def saveable(problem: Problem, wanted: frozenset[int], instead: Collection[int] = ()) -> frozenset[int]:
+    """The wanted values of the forward; a value that must be recomputed is replaced by its nearest sources.
+
+    So is one that is read from a value that is kept `instead` of another, such as a mask from its bits.
+    """
+    graph = problem.graph
     out = {c.value for c in problem.constraints if c.demand is CheckpointPolicy.MUST_RECOMPUTE}
-    return sources(problem.graph, wanted, out.__contains__)
+    out.update(v for source in instead for op in graph.consumers[source] for v in graph.ops[op].outputs)
+    return sources(graph, wanted, out.__contains__)
 
 
 #: The strategies that need no prices of time, by name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import re
@@ -225,6 +226,15 @@ def test_explain_keeps_its_report_in_a_file(place, tmp_path, ending):
     kept = tmp_path / f"report{ending}"
     text = told("explain", "spoken:loss", "--example", "args", "--no-compile", "--save", kept)
     assert text.endswith(f"\n\nwritten to {kept}\n") and kept.stat().st_size > 100
+
+
+def test_explain_writes_a_trace_and_a_profile(place, tmp_path):
+    files = tmp_path / "step.json", tmp_path / "step.pb.gz"
+    asked = "explain", "spoken:loss", "--example", "args", "--no-compile", "--perfetto", files[0], "--pprof", files[1]
+    assert told(*asked).endswith(f"\n\nwritten to {files[0]}\nwritten to {files[1]}\n")
+    assert json.loads(files[0].read_text())["traceEvents"] and gzip.decompress(files[1].read_bytes())
+    found = json.loads(told(*asked, "--json"))
+    assert (found["file"], found["perfetto"], found["pprof"]) == (None, *map(str, files))
 
 
 def test_a_report_in_no_known_format_is_refused(place, tmp_path):

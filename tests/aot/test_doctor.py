@@ -20,7 +20,7 @@ from jointcut.aot.call.doctor.causes import rematerialised
 from jointcut.aot.call.doctor.equal_rows import hoisted
 from jointcut.aot.planning.request import Request
 from jointcut.aot.run.compile import ProgramMemory
-from jointcut.partition.errors import BudgetError
+from jointcut.partition.errors import BudgetError, CallError
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
 
@@ -164,7 +164,7 @@ product does not fit: it takes 3.67 MB of 2.00 MB, by XLA's account.
 donation: 1.05 MB were donated in vain: no result is left with the type of x, float32[512,512].
   Return an array of this type, or don't donate this one.
 one array: 1.05 MB of 1.05 MB of temporaries at the peak are one array, of dot_general at aot/test_doctor.py (product).
-  No cure was tried: only you can say whether it must be whole."""
+  No cure was tried. If nothing needs all of it at once, compute some rows at a time, as by jax.lax.map."""
 
 
 def test_what_was_donated_in_vain_is_told():
@@ -201,7 +201,7 @@ ranks does not fit: it takes 4.20 MB of 1.00 MB, by XLA's account.
   at the peak of the temporaries, in the forward:
      4.19 MB  1 array of mul at aot/test_doctor.py (ranks)
 one array: 4.19 MB of 4.19 MB of temporaries at the peak are one array, of mul at aot/test_doctor.py (ranks).
-  No cure was tried: only you can say whether it must be whole."""
+  No cure was tried. If nothing needs all of it at once, compute some rows at a time, as by jax.lax.map."""
 
 
 def test_one_array_that_fills_the_peak_is_told():
@@ -409,4 +409,14 @@ def test_memory_has_to_be_known():
         aot.doctor(0.5)
     assert str(caught.value) == (
         "memory is 0.5, no number of bytes.\nGive a number of bytes, as in aot.doctor(memory='24GiB')."
+    )
+
+
+@pytest.mark.parametrize("given", [3, "step", None], ids=str)
+def test_what_is_no_function_is_refused(given):
+    with pytest.raises(CallError) as caught:
+        aot.doctor("7MB").check(given, WIDE)
+    assert str(caught.value) == (
+        f"check(...) is a {type(given).__name__}, which cannot be called.\n"
+        "Give a function and its arguments: doctor.check(step, params, batch)."
     )

@@ -66,7 +66,7 @@ def test_a_budget_that_runs_rows_in_blocks_is_told_with_them():
         "  rows in blocks: float32[1024,2048] of scatter-add at aot/test_doctor_arrays.py (head): "
         "16 blocks along axis 0, each forward with its backward"
     )
-    assert one_array.told(1)[1] == "  With the budget above its rows run in blocks."
+    assert one_array.told(1)[1] == "  With the budget above, its rows run in blocks."
 
 
 def test_where_the_arguments_take_all_the_least_is_told_in_blocks():
@@ -77,7 +77,10 @@ def test_where_the_arguments_take_all_the_least_is_told_in_blocks():
 
 def test_an_array_that_no_budget_divides_is_left_to_the_user():
     found = aot.doctor("100kB").check(jax.grad(aot.function(head, tiles=False)), *HEAD)
-    assert found.causes[-1].told(1)[1] == "  The budget above does not divide it. Only you can."
+    assert found.causes[-1].told(1)[1] == (
+        "  With the budget above, it is whole still. If nothing needs all of it at once, compute some rows at a time, "
+        "as by jax.lax.map."
+    )
 
 
 def branching(ws, x, kind):

@@ -273,6 +273,27 @@ def test_a_damaged_entry_is_made_again(tmp_path, told):
         assert len(found(told)[0]) == hits
 
 
+AMONG_EIGHT = """
+import sys, jax, jax.numpy as jnp
+from jointcut import aot
+for device in (None, jax.devices()[0], jax.devices()[3]):
+    w = jnp.arange(3.0) if device is None else jax.device_put(jnp.arange(3.0), device)
+    with jax.default_device(jax.devices()[2 if device is None else 5]):
+        for _ in range(2):
+            function = aot.function(lambda w: jnp.sum(jnp.sin(w)), cache=sys.argv[1])
+            out, pullback = function.vjp(w)
+            print(function(w).devices(), function.grad(w).devices(), pullback(out)[0].devices())
+"""
+
+
+def test_programs_come_back_on_the_device_of_their_arrays_where_several_are_visible(tmp_path):
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    run = [sys.executable, "-c", AMONG_EIGHT, str(tmp_path)]
+    done = subprocess.run(run, env=os.environ | {"XLA_FLAGS": flags}, check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[::2] == lines[1::2] == [" ".join(["{CpuDevice(id=N)}"] * 3).replace("N", n) for n in "203"]
+
+
 # ------------------------------------------------------------------------------------------------ the option
 
 

@@ -187,6 +187,15 @@ def test_blocks_that_are_asked_for_are_those_of_all_sizes():
     assert most.size > 2 * found.size and {row.size >= 16 for row in most.tried} == {True}
 
 
+@pytest.mark.parametrize("shapes", [{"args[1]": "rows, ..."}, {"args[1]": "rows, d", "args[2]": "rows"}])
+def test_a_name_of_the_users_own_for_the_rows_stays(shapes):
+    found = aot.largest(head, "b", BUDGET, *HEAD, cost=STEADY, tiles={"rows": 16}, shapes=shapes)
+    same = aot.largest(head, "b", BUDGET, *HEAD, cost=STEADY, tiles={"args[1]": 16})
+    assert (found.size, found.peak_bytes) == (same.size, same.peak_bytes) and {
+        row.size >= 16 for row in found.tried
+    } == {True}
+
+
 @pytest.mark.parametrize(
     ("tiles", "text"),
     [

@@ -13,7 +13,7 @@ import pytest
 
 from jointcut import aot
 from jointcut.aot.stages import tracing
-from jointcut.partition.errors import TraceError
+from jointcut.partition.errors import CallError, TraceError
 from jointcut.wrappers.boundary import NOTE
 
 W, X = jnp.ones((3, 3)), jnp.ones((2, 3))
@@ -26,6 +26,35 @@ def test_the_memory_of_a_step_is_a_table():
     assert step.startswith("  step      60 B       56 B     0 B")
     assert [line.split()[0] for line in halves] == ["forward", "backward"]
     assert re.fullmatch(r"  saved between forward and backward: \d+ B", last)
+
+
+def test_a_measured_step_stands_beside_what_was_predicted_of_it():
+    function = aot.function(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2), donate_argnums=0)
+    run = function.trace(W, X).partition().compile()
+    found = run.measure(W, X, rounds=3)
+    assert not W.is_deleted() and len(found.run_seconds) == 3
+    assert found.peak_bytes == run.peak_bytes and found.predicted_bytes == run.cut.pareto().chosen.peak_bytes
+    assert found.predicted_seconds > 0 and min(found.run_seconds) <= found.seconds <= max(found.run_seconds)
+    assert aot.Measured.from_json(found.to_json()) == found
+    head, names, memory, seconds, note = str(found).splitlines()
+    assert (head, names.split()) == ("<lambda>, on cpu", ["predicted", "measured", "ratio"])
+    assert re.fullmatch(r"  peak of a step +\d+ B +\d+ B +\d+\.\d\d", memory)
+    assert re.fullmatch(r"  time of a step +\S+ \S+ +\S+ \S+ +\d+\.\d\d", seconds)
+    assert re.fullmatch(r"  bytes by XLA's account; seconds in the middle of 3 runs, \S+ \S+ to \S+ \S+", note)
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 2.0, True, "5"])
+def test_rounds_that_are_no_number_are_refused(rounds):
+    run = aot.function(lambda w: jnp.sum(w**2)).trace(W).partition().compile()
+    with pytest.raises(CallError) as caught:
+        run.measure(W, rounds=rounds)
+    assert str(caught.value) == f"rounds is {rounds!r}.\nGive a whole number from 1 on, such as 5."
+
+
+def test_a_step_for_other_arguments_is_not_measured():
+    run = aot.function(lambda w: jnp.sum(w**2)).trace(W).partition().compile()
+    with pytest.raises(CallError, match=r"args\[0\]"):
+        run.measure(X)
 
 
 async def awaited(w):

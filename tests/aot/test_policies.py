@@ -39,8 +39,8 @@ def loss(w, x):
         return jnp.sum(lax.scan(step, x, w)[0] ** 2)
 
 
-def traced(policy=None, function=loss):
-    return aot.function(function, policy=policy).trace(W, X)
+def traced(policy=None, function=loss, w=W, x=X):
+    return aot.function(function, policy=policy).trace(w, x)
 
 
 def saved(policy, strategy="min_cut", function=loss):
@@ -171,6 +171,24 @@ def test_what_must_be_saved_is_though_something_computed_from_it_would_do():
         for strategy in ("min_cut", "save_all"):
             assert "name" in saved(policy, strategy, function)
     assert "name" in [s.op for s in traced({"z1": aot.MUST_SAVE}, function).partition(budget=0.0).plan.saved]
+
+
+@pytest.mark.parametrize("demands", [("lt",), ("tanh", "lt"), ("tanh",)], ids="+".join)
+@pytest.mark.parametrize("strategy", ["min_cut", "best", "save_all"])
+def test_a_mask_of_dropout_that_must_be_saved_waits_as_bits(strategy, demands):
+    def function(ws, x):
+        for i, w in enumerate(ws):
+            keep = jax.random.bernoulli(jax.random.key(i), 0.9, x.shape)
+            x = jnp.where(keep, jnp.tanh(x @ w), 0)
+        return jnp.sum(x**2)
+
+    ws, x = [jnp.eye(64) / 2] * 3, jnp.ones((128, 64))
+    cut = traced(dict.fromkeys(demands, aot.MUST_SAVE), function, ws, x).partition(strategy)
+    assert len([s for s in cut.plan.saved if s.op == "tanh"]) == 3 or "tanh" not in demands
+    assert len([s for s in cut.plan.saved if s.dtype == "uint8"]) == 3 or "lt" not in demands
+    want = jax.grad(function)(ws, x)
+    for got, expected in zip(cut.compile().value_and_grad(ws, x)[1], want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_form_gives_way_to_a_demand():

@@ -216,10 +216,12 @@ MARKS = {
 
 
 @pytest.mark.parametrize("given", MARKS)
-def test_a_bound_that_cannot_be_read_is_refused_before_any_test_runs(given, run):
-    assert refused(run(f"@pytest.mark.peak({given})" + ONE)) == (
-        f"@pytest.mark.peak of {TEST} {MARKS[given][0]}\nGive bytes, as in @pytest.mark.peak('66 MB')."
-    )
+def test_a_bound_that_cannot_be_read_is_the_error_of_its_test_alone(given, run):
+    result = run(f"@pytest.mark.peak({given})" + ONE + "\ndef test_other():\n    pass\n")
+    result.assert_outcomes(errors=1, passed=1)
+    assert result.ret == FAILED
+    text = result.stdout.str().partition("ERROR at setup of test_step")[2].split("\n", 1)[1].partition("\n=====")[0]
+    assert text == f"@pytest.mark.peak of {TEST} {MARKS[given][0]}\nGive bytes, as in @pytest.mark.peak('66 MB')."
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -333,7 +335,9 @@ def test_records_that_cannot_be_written_end_the_run_as_wrong_usage(run, pytester
 
 def test_what_is_no_function_is_refused(run):
     text = "def test_step(peak):\n    peak(3)\n"
-    assert "peak(...) is a int, which cannot be called.\n" in run(text).stdout.str().replace("E       ", "")
+    assert told(run(text)) == (
+        "peak(...) is a int, which cannot be called.\nGive a function and its arguments: peak(step, params, batch)."
+    )
 
 
 # ---------------------------------------------------------------------------------------------- elsewhere compiled

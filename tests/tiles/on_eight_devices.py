@@ -197,7 +197,7 @@ def a_budget_puts_rows_of_devices_into_blocks():
         ours, theirs = moves(step.as_text()), moves(plain.as_text())
         assert all(ours[name][0] <= theirs[name][0] for name in ours), (layout, ours, theirs)
         text = str(cut.plan.tiles[0])
-        assert "blocks of the rows of each device along 'd' along axis 0" in text, text
+        assert "blocks along axis 0 on each device along 'd'" in text, text
 
 
 def inside_a_transformation_one_automatic_axis_is_known_and_several_are_not():

@@ -151,7 +151,33 @@ def test_a_name_of_no_rows_and_rows_with_two_names_are_refused(tiles, text):
 
 def test_without_named_shapes_a_name_stands_for_nothing():
     assert refused(TraceError, loss, arguments(), tiles={"b": 4}) == (
-        "tiles['b'] names no argument with rows.\nKnown names: 'args[0]', 'args[1]', 'args[2]'."
+        "tiles['b'] names no argument with rows.\n"
+        "If it is a size, say of which argument: shapes={'args[2]': 'b, ...'}. Known names: "
+        "'args[0]', 'args[1]', 'args[2]'."
+    )
+
+
+def test_of_many_parameters_the_nearest_are_named():
+    layers = {f"layer{i}": {"w": jnp.ones((3, 3)), "b": jnp.ones(3)} for i in range(20)}
+    told = refused(
+        TraceError, lambda p, x: jnp.sum(x @ p["layer0"]["w"]), (layers, jnp.ones((4, 3))), tiles={"rows": 4}
+    )
+    assert told.startswith(
+        "tiles['rows'] names no argument with rows.\n"
+        "If it is a size, say of which argument: shapes={'args[1]': 'rows, ...'}. Known names: 'args[1]', "
+    )
+    assert told.endswith(" and 29 more.") and told.count("args[0]") == 11
+
+
+@pytest.mark.parametrize("tiles", [True, False, {"args[1]": 4}], ids=str)
+def test_names_that_fit_no_argument_are_refused_with_and_without_blocks(tiles):
+    assert refused(CallError, loss, arguments(), tiles=tiles, shapes={"args[7]": "b, ..."}) == (
+        "shapes['args[7]'] names no array of the arguments.\n"
+        "Known names: 'args[0]', 'args[1]', 'args[2]'. Did you mean 'args[2]'?"
+    )
+    text = refused(CallError, loss, arguments(), tiles=tiles, shapes={"args[1]": "b, b, b, b"})
+    assert text.endswith(
+        "which shapes='b, b, b, b' does not fit.\nWrite it as aot.shapes does: 'b, 128', 'b, ...', '_, t, ...'."
     )
 
 

@@ -20,6 +20,7 @@ from jointcut.partition.program.roles import Tile
 
 _SMALL = 0.005  # of the memory that a program takes: a smaller argument is not donated
 _LARGE = 0.25  # of the memory that a program takes: one array above that is a cause of its own
+_IN_PARTS = "If nothing needs all of it at once, compute some rows at a time, as by jax.lax.map."
 _REMATERIALISED = re.compile(r"^\s*(?:ROOT )?%?([\w.-]*\.remat[\w.-]*) = ", re.MULTILINE)
 
 
@@ -179,13 +180,13 @@ def _one_array(
     evidence = f"{human_bytes(alive[0].bytes)} of {human_bytes(total)} of temporaries at the peak are one array, "
     evidence += f"of {alive[0].op} at {short(alive[0].place.line) or 'no known line'}."
     if not found:
-        yield Cause("one array", evidence, note="No cure was tried: only you can say whether it must be whole.")
+        yield Cause("one array", evidence, note=f"No cure was tried. {_IN_PARTS}")
     elif not any(cause.name == "residuals" for cause in told):
         yield _with_budget("one array", evidence, subject, found, memory_bytes)
     elif any(cause.blocks for cause in told):
-        yield Cause("one array", evidence, note="With the budget above its rows run in blocks.")
+        yield Cause("one array", evidence, note="With the budget above, its rows run in blocks.")
     else:
-        yield Cause("one array", evidence, note="The budget above does not divide it. Only you can.")
+        yield Cause("one array", evidence, note=f"With the budget above, it is whole still. {_IN_PARTS}")
 
 
 def _equal_rows(subject: Subject) -> Iterator[Cause]:

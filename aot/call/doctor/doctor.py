@@ -19,7 +19,7 @@ from jointcut.aot.options.target import Target
 from jointcut.aot.options.target import target as target_named
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.partition.drawing.picture import short
-from jointcut.partition.errors import BudgetError, message
+from jointcut.partition.errors import BudgetError, CallError, message
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
 from jointcut.partition.program.jax import jitting, runtime
@@ -101,6 +101,10 @@ class Doctor:
 
         The function may be jitted or not, or an `aot.function`, whose value and gradient are meant.
         """
+        if not callable(function):
+            what = f"is a {type(function).__name__}, which cannot be called."
+            cure = "Give a function and its arguments: doctor.check(step, params, batch)."
+            raise CallError(message("check(...)", what, cure))
         subject = _subject(function, args, kwargs, self._goal)
         return _diagnosed(subject, self._memory_bytes, False)
 

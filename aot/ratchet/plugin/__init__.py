@@ -3,21 +3,20 @@
 pytest imports this as `jointcut.ratchet`, before it reads any `conftest.py`. So nothing of jointcut is imported here,
 and with it JAX, before a test weighs a step: a `conftest.py` may set what JAX reads when it is imported.
 
-A mistake in options, marks or records ends the run with pytest's code 4. A step that takes more than it may fails its
-test, so that the run ends with 1.
+A mistake in options or records ends the run with pytest's code 4. A step that takes more than it may fails its test, so
+that the run ends with 1; so does a mark that cannot be read.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Generator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_SESSION, _BOUND = pytest.StashKey[Any](), pytest.StashKey[Any]()
+_SESSION, _BOUND, _WRONG = pytest.StashKey[Any](), pytest.StashKey[Any](), pytest.StashKey[str]()
 _TOLD = pytest.StashKey[list[str]]()
 _OUTPUT = "jointcut_peaks"  # what a worker of pytest-xdist hands to the process that started it
 
@@ -53,7 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Read the marks of the tests."""
     for item in items:
         if (mark := item.get_closest_marker("peak")) is not None:
-            item.stash[_BOUND] = _usable(partial(_module().bound_in, mark.args, mark.kwargs, item.nodeid))
+            try:
+                item.stash[_BOUND] = _module().bound_in(mark.args, mark.kwargs, item.nodeid)
+            except _module().JointcutError as error:
+                item.stash[_WRONG] = str(error)
 
 
 class Peak:
@@ -78,7 +80,7 @@ class Peak:
         session = _session(config)
         try:
             return session.weigh(item.nodeid, item.stash.get(_BOUND, None), self._name, step, *args, **kwargs)
-        except _module().PeakError as error:
+        except _module().REFUSED as error:
             text = str(error)
         return pytest.fail(text, pytrace=False)
 
@@ -95,6 +97,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     if _SESSION in item.config.stash:
         item.config.stash[_SESSION].begin(item.nodeid)
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a test whose mark cannot be read."""
+    if _WRONG in item.stash:
+        pytest.fail(item.stash[_WRONG], pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

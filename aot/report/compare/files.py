@@ -14,7 +14,7 @@ from jointcut.partition.errors import JointcutError, choices, message
 FORMATS = (".html", ".json", ".txt")
 
 
-def written_to(place: str | os.PathLike[str], contents: Mapping[str, Callable[[], str]]) -> Path:
+def written_to(place: str | os.PathLike[str], contents: Mapping[str, Callable[[], str | bytes]]) -> Path:
     """Write the content for a file's ending to it, and return its path; no part of a file is left behind.
 
     Raises `JointcutError` for another ending, or if the file cannot be written.
@@ -30,11 +30,11 @@ def written_to(place: str | os.PathLike[str], contents: Mapping[str, Callable[[]
     return path
 
 
-def write_whole(path: Path, content: str) -> None:
-    """Write a text to a file whole, or raise `OSError` and leave no part of it behind."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a text or bytes to a file whole, or raise `OSError` and leave no part of it behind."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_text(content, "utf-8", newline="")
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
         draft.replace(path)
     except OSError:
         with suppress(OSError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jointcut.aot.report.compare.snapshot import FIGURES, FORMAT, Array, Snapshot
-from jointcut.partition.errors import RecordError, message
+from jointcut.partition.errors import CallError, RecordError, message
 
 _CURE = "Give a file that report.save('report.json') or jointcut explain --save report.json wrote."
 _ANEW = "Write it anew: jointcut explain --save report.json, or report.save('report.json')."
@@ -21,6 +21,9 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
 
     Raises `RecordError` where the file cannot be read, is damaged, or holds no report.
     """
+    if not isinstance(path, str | os.PathLike):
+        what = f"is given a {type(path).__name__}, which is no step to compare with."
+        raise CallError(message("diff", what, "Give the report of the step before, or its JSON file."))
     data = parsed(Path(path), _CURE, _ANEW)
     if not isinstance(data, dict) or "snapshot" not in data:
         raise RecordError(message(str(path), "holds no report that can be compared.", _CURE))

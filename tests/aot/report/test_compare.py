@@ -17,7 +17,7 @@ from jointcut.aot.report.compare.diff import diff
 from jointcut.aot.report.compare.matching import changes
 from jointcut.aot.report.compare.snapshot import Array, Snapshot, together
 from jointcut.aot.report.compare.stored import from_dict, read
-from jointcut.partition.errors import RecordError
+from jointcut.partition.errors import CallError, RecordError
 from jointcut.partition.prices.cost import Roofline
 
 RATES = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
@@ -246,3 +246,14 @@ def test_a_snapshot_without_a_picture_is_compared_without_one(before):
     bare = replace(before.snapshot(), memory=None)
     assert isinstance(bare, Snapshot)
     assert [section["id"] for section in before.diff(bare).data["sections"]] == ["at_peak", "saved"]
+
+
+@pytest.mark.parametrize("given", [None, 3, {"snapshot": 1}], ids=["None", "3", "dict"])
+def test_what_is_no_step_is_refused_by_its_type(before, given):
+    with pytest.raises(CallError) as refused:
+        before.diff(given)
+    kind = type(given).__name__
+    assert str(refused.value) == (
+        f"diff is given a {kind}, which is no step to compare with.\n"
+        "Give the report of the step before, or its JSON file."
+    )

@@ -1,0 +1,95 @@
+"""Run a compiled step, and put what it took beside what was predicted."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jointcut.partition.errors import CallError, message
+from jointcut.partition.figures import counted, human_bytes, human_seconds
+from jointcut.wrappers.record import Record
+
+
+@dataclass(frozen=True)
+class Measured(Record):
+    """What a step was predicted to take, and what it took; `print` shows both side by side.
+
+    Attributes:
+        name: of the function.
+        backend: the kind of device that it ran on.
+        predicted_bytes: the peak of the step by the model, before anything was compiled.
+        peak_bytes: the peak by XLA's account of the compiled step.
+        device_bytes: the most bytes that the device had in use since the process began; None where it does not count.
+        predicted_seconds: the time of the step by the model.
+        run_seconds: the time of each run, in order.
+    """
+
+    name: str
+    backend: str
+    predicted_bytes: int
+    peak_bytes: int
+    device_bytes: int | None
+    predicted_seconds: float
+    run_seconds: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The time in the middle of the runs."""
+        return statistics.median(self.run_seconds)
+
+    def __str__(self) -> str:
+        """Return a table with a row for bytes and one for seconds, and what the rows rest on."""
+        runs, least, most = len(self.run_seconds), min(self.run_seconds), max(self.run_seconds)
+        rows = [
+            ("", "predicted", "measured", "ratio"),
+            ("peak of a step", human_bytes(self.predicted_bytes), human_bytes(self.peak_bytes), self._bytes_ratio),
+            ("time of a step", human_seconds(self.predicted_seconds), human_seconds(self.seconds), self._seconds_ratio),
+        ]
+        lines = [
+            f"  {name:<14}  {predicted:>9}  {measured:>9}  {ratio:>5}" for name, predicted, measured, ratio in rows
+        ]
+        spread = f"{human_seconds(least)} to {human_seconds(most)}"
+        notes = [f"  bytes by XLA's account; seconds in the middle of {counted(runs, 'run')}, {spread}"]
+        if self.device_bytes is not None:
+            notes.append(f"  the device had at most {human_bytes(self.device_bytes)} in use since the process began")
+        return "\n".join([f"{self.name}, on {self.backend}", *(line.rstrip() for line in lines), *notes])
+
+    @property
+    def _bytes_ratio(self) -> str:
+        return f"{self.peak_bytes / self.predicted_bytes:.2f}" if self.predicted_bytes else ""
+
+    @property
+    def _seconds_ratio(self) -> str:
+        return f"{self.seconds / self.predicted_seconds:.2f}" if self.predicted_seconds else ""
+
+
+def timed(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], rounds: int) -> tuple[float, ...]:
+    """Return the seconds of each of some runs of a call on copies of its arrays; one run before them warms up.
+
+    Raises `CallError` for a number of rounds that is no whole number from 1 on.
+    """
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise CallError(message("rounds", f"is {rounds!r}.", "Give a whole number from 1 on, such as 5."))
+    found: list[float] = []
+    for _ in range(rounds + 1):
+        given, named = jax.block_until_ready(jax.tree.map(_copied, (tuple(args), kwargs)))
+        start = time.perf_counter()
+        jax.block_until_ready(call(*given, **named))
+        found.append(time.perf_counter() - start)
+    return tuple(found[1:])
+
+
+def device_bytes() -> int | None:
+    """Return the most bytes that the first device had in use; None where it does not count."""
+    found = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return None if found is None else int(found)
+
+
+def _copied(leaf: Any) -> Any:
+    return jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf
