@@ -208,8 +208,7 @@ class Derivative:
     @cached_property
     def tangent(self) -> Loop:
         """The loop that also carries tangents; if it guards products, its own derivative guards all of them."""
-        loop = self.loop
-        guards = "everywhere" if loop.guards else None
+        loop, guards = self.loop, "everywhere" if self.loop.guards else None
         return loop.like(loop.parts.tangent(self.mask, loop.guards), loop.bounded, guards=guards)
 
     def linear(self, residuals: Sequence[Any]) -> Callable[..., list[Any | None]]:
@@ -313,8 +312,7 @@ class Pull(Program):
         """As `CallRules.runs`: each step back, and the steps that run again between checkpoints."""
         if self._step is None or not has_sizes(self._step.joint):
             return None
-        trips = self.derivative.saving.trips
-        again = steps_again(trips, self.slots)
+        again = steps_again(trips := self.derivative.saving.trips, self.slots)
         return [(self._step.program, trips), *(runs_of(self.derivative.loop.parts, again) if again else ())]
 
     def halved(self, mask: Mask, primals: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any | None]]]:

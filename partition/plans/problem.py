@@ -143,10 +143,6 @@ class Problem:
         seconds = (0.0 if op.name in FUSED else s for op, s in zip(self.graph.ops, taken, strict=True))
         return replace(self, seconds=tuple(seconds), model=model)
 
-    def of_process(self, num_bytes: int) -> int:
-        """Bytes for those of one device: devices of a CPU share the memory of their process, others do not."""
-        return num_bytes * self.graph.devices if self.backend.name == "cpu" else num_bytes
-
     def kept_bytes(self, bound: Allowance, saved: Iterable[int]) -> int:
         """The bytes that a part keeps in the device's memory if these values are saved there."""
         return sum(self.prices[v] for v in bound.values.intersection(saved))

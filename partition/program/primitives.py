@@ -18,20 +18,14 @@ NAME = "name"
 #: Tracing puts this name on the name stack of equations under the user's `jax.checkpoint`.
 CHECKPOINT_SCOPE = "jax.checkpoint"
 
-#: The primitive of a barrier: a reader of one of its results waits for all of them.
-BARRIER = "optimization_barrier"
-
-#: The primitive of a cast.
-CONVERSION = "convert_element_type"
+#: The primitives of a cast, and of a barrier: a reader of one of its results waits for all of them.
+CONVERSION, BARRIER = "convert_element_type", "optimization_barrier"
 
 #: The primitives that make a reference, that read it, and that read it for the last time.
 MAKES_REFERENCE, READS_REFERENCE, FREEZES_REFERENCE = "new_ref", "get", "freeze"
 
-#: The primitive that makes random bits from a key.
-DRAWN = "random_bits"
-
-#: The primitive of a region under `jax.checkpoint`.
-REGION = "remat2"
+#: The primitives that make random bits from a key, and of a region under `jax.checkpoint`.
+DRAWN, REGION = "random_bits", "remat2"
 
 #: An op of JAX's newer kind, such as a region under `jax_remat3`.
 HIGH = "call_hi_primitive"
