@@ -61,7 +61,7 @@ TASKS = (
         "Look",
         "See what takes the memory, by lines of your source, and what changed.",
         "reports out-of-memory after-an-upgrade",
-        "aot.explain aot.Report aot.Diff aot.doctor aot.Doctor aot.Diagnosis aot.Cause aot.Axes",
+        "aot.explain aot.Report aot.Diff aot.Measured aot.doctor aot.Doctor aot.Diagnosis aot.Cause aot.Axes",
     ),
     _task(
         "target",
