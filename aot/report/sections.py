@@ -160,6 +160,8 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
         "bytes more or less it saves in all, and what changes.",
         *map(sentence, promises(rows, tried)),
     ]
+    if rows and known:
+        lead.append(f"The last takes the least that is found, to {1 - WORTH_IT:.0%}.")
     columns = ">budget, >peak, >extra time, >saved bytes, no longer saved, saved instead, computed again instead"
     columns = columns if tried else columns.replace(">peak", ">predicted peak")
     return section("less", "With less memory", " ".join(lead), columns, cells)
@@ -176,8 +178,6 @@ def promises(rows: Sequence[LessRow], tried: Tried | None) -> list[str]:
         lines.append(f'Each budget was tried and holds: aot.function(budget="{first}")')
     if any(row.extra_seconds < 0 for row in rows):
         lines.append("Try what is faster by the model: the default goes by fixed rates, these times by this machine's")
-    if rows and tried.has_least:
-        lines.append(f"The last takes the least that is found, to {1 - WORTH_IT:.0%}")
     if tried.refused:
         lines.append(f"No plan was found for {tried.refused}")
     if tried.hopeless:
