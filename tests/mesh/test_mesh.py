@@ -6,7 +6,7 @@ import pytest
 
 from claims import claims_of, failures_of
 
-SCRIPT = Path(__file__).with_name("on_eight_devices.py")
+SCRIPT, COMPOSITIONS = (Path(__file__).with_name(name) for name in ("on_eight_devices.py", "compositions.py"))
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +18,14 @@ def failures():
 @pytest.mark.parametrize("claim", claims_of(SCRIPT))
 def test_on_eight_devices(claim, failures):
     assert not failures[claim], failures[claim]
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """How each composition fails there; empty where it has the gradients of plain JAX."""
+    return failures_of(COMPOSITIONS, 8)
+
+
+@pytest.mark.parametrize("claim", claims_of(COMPOSITIONS))
+def test_a_composition_has_the_gradients_of_plain_jax(claim, composed):
+    assert not composed[claim], composed[claim]
