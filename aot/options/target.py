@@ -295,11 +295,13 @@ def _chip_for(goal: Target | None) -> Chip | None:
     return None if device.platform == "cpu" else chip_of(device.device_kind)
 
 
-def refuse_to_run(name: str, goal: Target | None) -> None:
+_UNRUN = "Call trace, partition, explain, pareto or export, which need none; or leave the target out."
+
+
+def refuse_to_run(name: str, goal: Target | None, cure: str = _UNRUN) -> None:
     """Raise `TargetError` for a step of a device that is not here."""
     if goal is not None and not goal.is_here:
         what = f"is planned for {goal.name}, and there is no {goal.device_kind} here to run it."
-        cure = "Call trace, partition, explain, pareto or export, which need none; or leave the target out."
         raise TargetError(message(name, what, cure))
 
 

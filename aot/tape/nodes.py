@@ -199,8 +199,9 @@ def recording_here(hook: str = "") -> Recording | None:
     """
     trace = eager.eager_trace()
     if hook and trace is not None and not trace.recorder.keeps_residuals:
-        what = f"is used in {trace.recorder.name}, a tape with a budget or a policy."
-        cure = "Use it in an aot.function with that budget or policy, or on a tape without."
+        name = trace.recorder.name
+        what = f"is used in {name}, a tape whose ops are one program, by its budget, policy or another option."
+        cure = "Use it in an aot.function with these options, or on a tape without."
         raise CallError(message(hook, what, cure))
     return None if trace is None else trace.recorder
 

@@ -19,9 +19,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from jointcut.aot.call.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import NONFINITE, Options, name_of
 from jointcut.aot.options.policies import GivenPolicy
+from jointcut.aot.options.target import Target, refuse_to_run
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.nodes import value_of
@@ -39,6 +41,7 @@ from jointcut.aot.tape.records import Records
 from jointcut.aot.update.step import refuse_sweeps
 from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.program.jax import abstract, eager
+from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.boundary import bounded_class
 from jointcut.wrappers.metadata.convention import is_real
@@ -64,8 +67,7 @@ class Taped:
         has_aux: bool,
         check: str | None,
         roll: bool = False,
-        budget: Budget | None = None,
-        policy: GivenPolicy | None = None,
+        planned: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Call `aot.tape` instead."""
         function, self._kind = unwrapped(function)
@@ -80,9 +82,9 @@ class Taped:
         self._check, self._roll = check is not None, roll
         self._name = name_of(function)
         self._whole = None
-        if budget is not None or policy is not None:
-            refuse_beside(check=self._check, roll=roll)
-            self._whole = Function(function, Options(argnums, has_aux, budget=budget, policy=policy))
+        if planned:
+            refuse_beside(next(iter(planned)), check=self._check, roll=roll)
+            self._whole = Function(function, Options(argnums, has_aux, **planned))
         self.captures = Captures(self._name)
         functools.update_wrapper(self, function, updated=())
 
@@ -182,6 +184,9 @@ class Taped:
         if self._refuse is not None:
             self._refuse(args)
         keeps = self._whole is None or not WAY.captured
+        if self._whole is not None and not keeps:
+            cure = "Leave the target out, or call aot.function(...).trace: a tape plans what it ran."
+            refuse_to_run(self._name, self._whole._options.goal, cure)
         made = ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs, self._check, keeps)
         if is_update and (written := [path for path in made.originals.written if path.startswith("args[0]")]):
             what = f"is an object that is updated, and {self._name} writes to it."
@@ -239,6 +244,10 @@ class Decorator:
         roll: bool = False,
         budget: Budget | None = None,
         policy: GivenPolicy | None = None,
+        strategy: Strategy | None = None,
+        target: str | Target | None = None,
+        offload: bool = False,
+        **others: Any,
     ) -> Any:
         """Let a function run eagerly, and capture its whole backward; it can be a decorator with or without options.
 
@@ -269,15 +278,24 @@ class Decorator:
                 on. The forward is computed twice: op by op, for Python, and in the program. Inside `jax.jit` the
                 function is an `aot.function` with this budget.
             policy: rules for saving or recomputing single values, as in `aot.function`; with it, too, the ops become
-                one program.
+                one program, as with the three options that follow.
+            strategy: how the program is cut, as in `aot.function`.
+            target: the device that the program is planned for, as in `aot.function`. On another device a call raises
+                `TargetError`.
+            offload: whether residuals may wait in the host's memory, as in `aot.function`.
+            **others: no option. An option of `aot.function` that a tape does not have is refused by name.
 
-        Raises `TraceError` if `fun` is not callable, the check is unknown, or check or roll is given beside a budget or
-        policy. Raises `BudgetError` and `PolicyError` as `aot.function` does. With a budget or policy, a call raises
-        `CallError` for a hook or an op with an effect.
+        Raises `TraceError` if `fun` is not callable, the check is unknown, an option is unknown, or check or roll is
+        given beside one of the last five options. Raises `BudgetError`, `PolicyError`, `StrategyError` and
+        `TargetError` as `aot.function` does. With one of the last five options, a call raises `CallError` for a hook,
+        an op with an effect or a derivative rule that needs numbers.
         """
+        refuse_unknown(others)
+        given = {"budget": budget, "policy": policy, "strategy": strategy, "target": target, "offload": offload or None}
+        planned = {name: x for name, x in given.items() if x is not None}
         if fun is None:
-            return lambda fun: Taped(fun, argnums, has_aux, check, roll, budget, policy)
-        return Taped(fun, argnums, has_aux, check, roll, budget, policy)
+            return lambda fun: Taped(fun, argnums, has_aux, check, roll, planned)
+        return Taped(fun, argnums, has_aux, check, roll, planned)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -292,11 +310,22 @@ class Decorator:
 tape = Decorator()
 
 
-def refuse_beside(**given: bool) -> None:
-    """Raise `TraceError` for a given option that cannot be combined with a budget or policy."""
+def refuse_beside(option: str, **given: bool) -> None:
+    """Raise `TraceError` for a given option that cannot be combined with one for which the ops are one program."""
     if names := [name for name, is_given in given.items() if is_given]:
-        what = f"is given beside a budget or policy, with which the tape runs as one program, without {names[0]}."
+        what = f"is given beside {option}, with which the tape runs as one program, without {names[0]}."
         raise TraceError(message(names[0], what, "Give one of them."))
+
+
+def refuse_unknown(others: Mapping[str, Any]) -> None:
+    """Raise `TraceError` for an option that a tape does not have."""
+    for name in others:
+        if name in {field.name for field in fields(Options)}:
+            what = "is an option of aot.function, and a tape does not have it."
+            cure = "Leave it out, or give it to an aot.function that the function calls."
+            raise TraceError(message(name, what, cure))
+        known = sorted(name for name in Decorator.__call__.__annotations__ if name not in ("fun", "others", "return"))
+        raise TraceError(message("aot.tape", f"has no option {name!r}.", choices(name, known)))
 
 
 def _arrays(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:

@@ -251,8 +251,8 @@ def test_hooks_are_refused(kind):
     with pytest.raises(CallError) as refused:
         aot.tape(loss, budget=1.0).grad(W[0])
     assert str(refused.value).startswith(
-        f"{kind} is used in loss, a tape with a budget or a policy.\n"
-        "Use it in an aot.function with that budget or policy, or on a tape without."
+        f"{kind} is used in loss, a tape whose ops are one program, by its budget, policy or another option.\n"
+        "Use it in an aot.function with these options, or on a tape without."
     )
 
 
@@ -261,11 +261,65 @@ def test_options_that_need_a_backward_of_their_own_are_refused_beside():
         with pytest.raises(TraceError) as refused:
             aot.tape(net, budget=0.5, **{name: given})
         assert str(refused.value) == (
-            f"{name} is given beside a budget or policy, with which the tape runs as one program, without {name}.\n"
+            f"{name} is given beside budget, with which the tape runs as one program, without {name}.\n"
             "Give one of them."
         )
     with pytest.raises(aot.BudgetError, match=r"no fraction from 0\.0 to 1\.0"):
         aot.tape(net, budget=2.5)
+
+
+PLANS = {
+    "offload within a budget": {"offload": True, "budget": 0.3},
+    "one value must wait at the host": {"policy": {"tanh": aot.MUST_OFFLOAD}},
+}
+
+
+def rows(plan):
+    """The values of a plan, without their lines."""
+    return [re.sub(r" /\S+ \(\w+\):| :", ":", line) for line in plan.splitlines() if line.startswith(" ")]
+
+
+@pytest.mark.parametrize("given", PLANS.values(), ids=PLANS)
+def test_a_plan_of_a_tape_is_that_of_the_function_with_the_same_options(given):
+    taped, function = aot.tape(net_without_breaks, **given), aot.function(net_without_breaks, **given)
+    assert_near(taped.grad(W, X), jax.grad(net_without_breaks)(W, X))
+    mine, theirs = str(step_of(taped).plan), str(function.trace(W, X).partition().plan)
+    assert rows(mine) == rows(theirs), "the same values wait at the same place, for the same reason"
+    assert len(taped.captures) == 1
+
+
+def test_a_strategy_cuts_the_program_of_a_tape():
+    taped = aot.tape(net_without_breaks, strategy="save_all")
+    assert_near(taped.grad(W, X), jax.grad(net_without_breaks)(W, X))
+    assert str(step_of(taped).plan).startswith("save_all: ")
+
+
+def test_a_target_that_is_not_here_is_refused_before_the_function_runs():
+    ran = []
+    taped = aot.tape(lambda w: ran.append(w) or jnp.sum(w), target="h100")
+    with pytest.raises(aot.TargetError) as refused:
+        taped.grad(W[0])
+    assert str(refused.value) == (
+        "<lambda> is planned for h100, and there is no NVIDIA H100 80GB HBM3 here to run it.\n"
+        "Leave the target out, or call aot.function(...).trace: a tape plans what it ran."
+    )
+    assert not ran
+
+
+def test_options_that_a_tape_does_not_have_are_refused_by_name():
+    with pytest.raises(TraceError) as refused:
+        aot.tape(net, donate_argnums=0)
+    assert str(refused.value) == (
+        "donate_argnums is an option of aot.function, and a tape does not have it.\n"
+        "Leave it out, or give it to an aot.function that the function calls."
+    )
+    with pytest.raises(TraceError) as refused:
+        aot.tape(net, budgets=0.5)
+    assert str(refused.value) == (
+        "aot.tape has no option 'budgets'.\n"
+        "Known names: 'argnums', 'budget', 'check', 'has_aux', 'offload', 'policy', 'roll', 'strategy', 'target'. "
+        "Did you mean 'budget'?"
+    )
 
 
 def test_op_by_op_a_tape_has_no_budget():
