@@ -25,12 +25,14 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from jointcut.aot.call.function import Function
 from jointcut.aot.call.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import NONFINITE, Options, name_of
 from jointcut.aot.options.policies import GivenPolicy
+from jointcut.aot.stages.padding.named import NamedSizes, SizeNames, failed
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.nodes import value_of
@@ -39,11 +41,21 @@ from jointcut.aot.tape.records import Records
 from jointcut.aot.update.step import refuse_sweeps
 from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.program.jax import abstract, eager
+from jointcut.partition.program.sizes import names
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.boundary import bounded_class
 from jointcut.wrappers.metadata.convention import is_real
 
 _RECORDS = Records()
+
+#: The choice of `sizes`.
+DYNAMIC = "dynamic"
+
+#: What a function may raise if a size is not a number. It runs again with numbers, so an error of its own comes again.
+_NEEDS_NUMBER = (
+    *(TypeError, ValueError, AttributeError, NotImplementedError, AssertionError, LookupError, OverflowError),
+    jax.errors.InconclusiveDimensionOperation,
+)
 
 
 @bounded_class()
@@ -66,6 +78,7 @@ class Taped:
         roll: bool = False,
         budget: Budget | None = None,
         policy: GivenPolicy | None = None,
+        sizes: str | None = None,
     ) -> None:
         """Call `aot.tape` instead."""
         function, self._kind = unwrapped(function)
@@ -80,6 +93,11 @@ class Taped:
         self._check, self._roll = check is not None, roll
         self._name = name_of(function)
         self._whole = None
+        if sizes not in (None, DYNAMIC):
+            raise TraceError(message("sizes", f"{sizes!r} is unknown.", choices(sizes, [DYNAMIC])))
+        if sizes is not None:
+            refuse_padding(check=self._check, budget=budget is not None, policy=policy is not None)
+        self._names = None if sizes is None else SizeNames()
         if budget is not None or policy is not None:
             refuse_beside(check=self._check, roll=roll)
             self._whole = Function(function, Options(argnums, has_aux, budget=budget, policy=policy))
@@ -125,7 +143,7 @@ class Taped:
                 what = "is called inside a transformation (jax.jit, jax.grad, jax.vmap)."
                 cure = "Call it outside, or take the gradients and add them."
                 raise CallError(message(f"{self._name}.accumulate_into", what, cure))
-            made = self._ran(self._positions(len(args)), args, kwargs)
+            made = self._ran(self._positions(len(args)), args, kwargs, is_adding=True)
             flat = fitting_refs(made, self._in_argnums(made, range(len(made.tape.leaves))), refs)
             self._tape(made, args, kwargs).gradients([self._one(made)], flat, is_step=True)
             return self._value(made)
@@ -177,12 +195,22 @@ class Taped:
 
     # ------------------------------------------------------------------------------------------- helpers
 
-    def _ran(self, positions: Sequence[int] | None, args: Any, kwargs: dict[str, Any], is_update: bool = False) -> Ran:
+    def _ran(
+        self,
+        positions: Sequence[int] | None,
+        args: Any,
+        kwargs: dict[str, Any],
+        is_update: bool = False,
+        is_adding: bool = False,
+    ) -> Ran:
         """Run the function on a tape, and write its changes of objects back to the caller's objects."""
         if self._refuse is not None:
             self._refuse(args)
         keeps = self._whole is None or not WAY.captured
-        made = ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs, self._check, keeps)
+        run = functools.partial(ran, self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs)
+        made = self._with_sizes(run, args, kwargs, positions if positions and (is_update or is_adding) else []) or run(
+            self._check, keeps
+        )
         if is_update and (written := [path for path in made.originals.written if path.startswith("args[0]")]):
             what = f"is an object that is updated, and {self._name} writes to it."
             raise TraceError(message(written[0], what, "Take value_and_grad, and update after it."))
@@ -192,6 +220,19 @@ class Taped:
         made.originals.write(value_of)
         return made
 
+    def _with_sizes(
+        self, run: Callable[..., Ran], args: Any, kwargs: dict[str, Any], without: Sequence[int]
+    ) -> Ran | None:
+        """Run the function with names for sizes that vary; None if it has none, or needs one as a number."""
+        sizes = None if self._names is None else self._names.of(args, kwargs, without)
+        if self._names is None or sizes is None:
+            return None
+        try:
+            return run(sizes=sizes)
+        except _NEEDS_NUMBER as error:
+            self.captures.note(f"{self._names.give_up(sizes, str(error))} has a program for each size: {failed(error)}")
+            return None
+
     def _value(self, made: Ran) -> Any:
         return (made.value, made.aux) if self._has_aux else made.value
 
@@ -200,7 +241,7 @@ class Taped:
         return trees[0] if isinstance(self._argnums, int) else trees
 
     def _tape(self, made: Ran, args: Sequence[Any], kwargs: dict[str, Any]) -> Tape:
-        arrays = functools.partial(_arrays, args, kwargs)
+        arrays = functools.partial(_arrays, args, kwargs, made.tape.sizes)
         options = None if self._whole is None else replace(self._whole._options, argnums=0, has_aux=False)
         return Tape(made, self.captures, self._name, arrays, self._check, self._roll, options)
 
@@ -239,6 +280,7 @@ class Decorator:
         roll: bool = False,
         budget: Budget | None = None,
         policy: GivenPolicy | None = None,
+        sizes: str | None = None,
     ) -> Any:
         """Let a function run eagerly, and capture its whole backward; it can be a decorator with or without options.
 
@@ -270,14 +312,18 @@ class Decorator:
                 function is an `aot.function` with this budget.
             policy: rules for saving or recomputing single values, as in `aot.function`; with it, too, the ops become
                 one program.
+            sizes: `"dynamic"` lets one program serve all sizes of an axis of an argument, from its second size on. The
+                arrays are padded to a bucket, and the function sees a name for the size, as in `jax.export`. If it
+                needs the number, it runs once more with numbers, and these sizes have a program each. `captures` says
+                so, with the op and its line.
 
-        Raises `TraceError` if `fun` is not callable, the check is unknown, or check or roll is given beside a budget or
-        policy. Raises `BudgetError` and `PolicyError` as `aot.function` does. With a budget or policy, a call raises
-        `CallError` for a hook or an op with an effect.
+        Raises `TraceError` if `fun` is not callable, the check or the sizes are unknown, check or roll is given beside
+        a budget or policy, or check, budget or policy beside sizes. Raises `BudgetError` and `PolicyError` as
+        `aot.function` does. With a budget or policy, a call raises `CallError` for a hook or an op with an effect.
         """
         if fun is None:
-            return lambda fun: Taped(fun, argnums, has_aux, check, roll, budget, policy)
-        return Taped(fun, argnums, has_aux, check, roll, budget, policy)
+            return lambda fun: Taped(fun, argnums, has_aux, check, roll, budget, policy, sizes)
+        return Taped(fun, argnums, has_aux, check, roll, budget, policy, sizes)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -299,12 +345,30 @@ def refuse_beside(**given: bool) -> None:
         raise TraceError(message(names[0], what, "Give one of them."))
 
 
-def _arrays(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:
+def refuse_padding(**given: bool) -> None:
+    """Raise `TraceError` for a given option that cannot be combined with sizes."""
+    if names := [name for name, is_given in given.items() if is_given]:
+        what = f"is given beside sizes, with which ops run on padded arrays, without {names[0]}."
+        raise TraceError(message(names[0], what, "Give one of them."))
+
+
+def _arrays(args: Sequence[Any], kwargs: dict[str, Any], sizes: NamedSizes | None) -> dict[str, str]:
     """Return the types of the arrays among the arguments, by path."""
-    named = [(f"args[{i}]", x) for i, x in enumerate(args)] + [(f"kwargs[{k!r}]", x) for k, x in kwargs.items()]
+    named = [(i, f"args[{i}]", x) for i, x in enumerate(args)] + [(k, f"kwargs[{k!r}]", x) for k, x in kwargs.items()]
     types: dict[str, str] = {}
-    for name, argument in named:
+    for key, name, argument in named:
         leaves, tree = jax.tree.flatten(argument)
-        pairs = zip(tree_paths(name, tree), leaves, strict=True)
-        types.update((path, jax.typeof(x).str_short()) for path, x in pairs if isinstance(x, jax.Array))
+        for i, (path, x) in enumerate(zip(tree_paths(name, tree), leaves, strict=True)):
+            if isinstance(x, jax.Array | np.ndarray):
+                types[path] = _type(x, sizes, (key, i))
     return types
+
+
+def _type(x: Any, sizes: NamedSizes | None, place: tuple[int | str, int]) -> str:
+    """`float32[s0,3] (s0 up to 64)`."""
+    aval: Any = jax.typeof(x)
+    if sizes is None or place not in sizes.shapes:
+        return aval.str_short()
+    shape = sizes.shapes[place]
+    most = ", ".join(f"{name} up to {sizes.bucket[name]}" for name in sorted(names(shape)))
+    return f"{aval.update(shape=shape).str_short()} ({most})"
