@@ -157,6 +157,70 @@ def lengths(quick: bool) -> Iterator[Row]:
     yield f"RNN, lengths 1 to {most}, roll=True", "3 captures", f"{few} captures", few <= 3
 
 
+def sizes(quick: bool) -> Iterator[Row]:
+    """Two captures for all batch sizes, and the seconds with a capture for each."""
+    count, rng = 8 if quick else 40, np.random.default_rng(2)
+    network = layers(6, WIDTH)
+    inputs = [jnp.asarray(rng.standard_normal((n, WIDTH)), jnp.float32) for n in rng.permutation(range(8, 8 + count))]
+    taken = []
+    for choice in ("dynamic", None):
+        taped, start = aot.tape(mlp, sizes=choice), time.perf_counter()
+        grads = [jax.block_until_ready(taped.grad(network, x)) for x in inputs]
+        taken.append((taped.captures.made, time.perf_counter() - start, grads))
+    (made_, seconds, ours), (each, before, theirs) = taken
+    apart = max(map(distance, ours, theirs))
+    told = f"{made_} captures, {seconds:.1f} s, gradients apart by {apart:.0e}"
+    yield f"{count} batch sizes", f"{each} captures, {before:.1f} s", told, made_ <= 2 and apart <= 2e-6
+
+
+def ragged(quick: bool) -> Iterator[Row]:
+    """A batch of sequences of 1 to 200 steps, in a list or padded to the longest, trained for 100 steps."""
+    steps, rng = 5 if quick else 100, np.random.default_rng(3)
+    kinds: dict[str, Callable[..., Any]] = {"a list of 4": listed_loss, "padded to the longest of 4": padded_loss}
+    for kind, loss in kinds.items():
+        w, taped, start, apart = jnp.eye(16) / 2, aot.tape(loss, sizes="dynamic"), time.perf_counter(), 0.0
+        for step in range(steps):
+            found = [jnp.asarray(rng.standard_normal((n, 16)), jnp.float32) for n in rng.integers(1, 201, 4)]
+            given = (found,) if loss is listed_loss else padded_batch(found)
+            grad = taped.grad(w, *given)
+            if step % (steps // 5) == steps // 5 - 1:
+                apart = max(apart, distance(grad, jax.grad(loss)(w, *given)))
+            w = w - 0.1 * grad
+        count, seconds = taped.captures.made, time.perf_counter() - start
+        told = f"{count} captures, {seconds:.1f} s, gradients apart by {apart:.0e}"
+        yield f"{steps} steps on sequences, {kind}", "4 captures", told, count <= 4 and apart <= 2e-6
+
+
+def states(w: Any, x: Any) -> Any:
+    """The states of a recurrent network over a sequence."""
+    return jax.lax.scan(lambda h, y: (jnp.tanh(h @ w + y),) * 2, jnp.zeros(w.shape[0]), x)[1]
+
+
+def listed_loss(w: Any, sequences: list[Any]) -> Any:
+    """The mean square of all states, by sequence."""
+    return sum(jnp.mean(states(w, x) ** 2) for x in sequences) / len(sequences)
+
+
+def padded_loss(w: Any, batch: Any, lengths: Any) -> Any:
+    """The same for a batch that is padded to its longest sequence."""
+    squares = jnp.sum(jax.vmap(lambda x: states(w, x))(batch) ** 2, axis=-1)
+    is_there = jnp.arange(batch.shape[1]) < lengths[:, None]
+    return jnp.mean(jnp.sum(jnp.where(is_there, squares, 0), axis=1) / (w.shape[0] * lengths.astype(w.dtype)))
+
+
+def padded_batch(sequences: list[Any]) -> tuple[Any, Any]:
+    """Sequences as one array, and their lengths."""
+    most = max(map(len, sequences))
+    rows = [np.pad(np.asarray(x), ((0, most - len(x)), (0, 0))) for x in sequences]
+    return jnp.asarray(np.stack(rows)), jnp.asarray([len(x) for x in sequences])
+
+
+def distance(ours: Any, theirs: Any) -> float:
+    """The largest difference of two trees of gradients, by the largest number of each array."""
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs)
+
+
 def loops(quick: bool) -> Iterator[Row]:
     """A capture for four calls of a function that makes a loop of ours anew at each, and the time of the last call."""
     del quick
@@ -218,7 +282,7 @@ def released(quick: bool) -> Iterator[Row]:
                 )
 
 
-PARTS = (backwards, forwards, captures, lengths, loops, hits, released)
+PARTS = (backwards, forwards, captures, lengths, sizes, ragged, loops, hits, released)
 
 
 def table(rows: list[Row]) -> Table:

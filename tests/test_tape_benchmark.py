@@ -21,6 +21,15 @@ def test_each_of_our_loops_is_captured_once():
     ]
 
 
+def test_two_captures_serve_all_batch_sizes_and_ragged_sequences_few():
+    rows = [*tape.sizes(True), *tape.ragged(True)]
+    assert [(row[0], row[2].split(",")[0], row[3]) for row in rows] == [
+        ("8 batch sizes", "2 captures", True),
+        ("5 steps on sequences, a list of 4", "2 captures", True),
+        ("5 steps on sequences, padded to the longest of 4", "2 captures", True),
+    ]
+
+
 def test_a_row_that_misses_is_red():
     console = wide_console(80)
     made = tape.table([("a", "1", "2", True), ("b", "1", "2", False)])

@@ -17,5 +17,6 @@ Files, in reading order:
     traced: Hold one traced call, for all later stages.
     tracing: Trace a function for one signature.
     symbolic: Cut a function whose arguments have symbolic sizes.
+    padding: Run programs of symbolic sizes on padded arrays.
     exportable: Trace and cut a function for export, for fixed or symbolic sizes.
 """

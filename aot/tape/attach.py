@@ -13,7 +13,7 @@ from jointcut.aot.hooks.closures import described, values_read
 from jointcut.aot.hooks.hook import Hook, Place, hook_of
 from jointcut.aot.hooks.in_programs import hooked_call, hooked_value
 from jointcut.aot.hooks.saved_arrays import SavedArrays
-from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here
+from jointcut.aot.tape.nodes import Edge, Node, Recording, recording_here, refuse_padded
 from jointcut.aot.tape.records import identity
 from jointcut.aot.tape.sweep import Packed
 from jointcut.partition.errors import CallError, message
@@ -168,6 +168,7 @@ class saved_arrays(SavedArrays):
     def __enter__(self) -> None:
         tape = recording_here("saved_arrays")
         if tape is not None:
+            refuse_padded(tape, "saved_arrays")
             if self.which not in (None, "all"):
                 what = f"has which={self.which!r} on a tape, where all that is saved is packed."
                 raise CallError(message("saved_arrays", what, "Leave which out, or give it to aot.function."))
@@ -230,6 +231,7 @@ def _passed(tape: Recording, values: Any) -> tuple[Node | None, Any, Any]:
     differentiated.
     """
     leaves, tree = jax.tree.flatten(values)
+    refuse_padded(tape, "hooked", leaves)
     edges = [tape.edge(x) for x in leaves]
     moving: list[Edge] = [edge for edge in edges if edge is not None]
     cotangents = jax.tree.structure(jax.tree.unflatten(tree, [None if edge is None else 0 for edge in edges]))
@@ -251,6 +253,7 @@ def _types(node: Node) -> tuple[Any, ...]:
 
 
 def _edge(tape: Recording, x: Any, kind: str) -> Edge:
+    refuse_padded(tape, kind, [x])
     edge = tape.edge(x)
     if edge is None:
         what = f"is set on {_described(x)}, to which no gradient flows: it is not computed from a parameter."

@@ -144,6 +144,11 @@ class Captures(Sequence[Capture]):
         self._name = name
         self._table: Table[Capture] = Table(KEPT_CAPTURES)
         self.made = 0
+        self._notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Add a line about all captures, which is printed before them."""
+        self._notes.append(text)
 
     def __len__(self) -> int:
         """Return the number of captures."""
@@ -164,7 +169,7 @@ class Captures(Sequence[Capture]):
 
     def __repr__(self) -> str:
         """Return a line for each capture."""
-        lines = [f"{self._name}: {counted(len(self), 'capture')}"]
+        lines = [f"{self._name}: {counted(len(self), 'capture')}", *(f"  {note}" for note in self._notes)]
         return "\n".join([*lines, *(f"  {i}: {capture}" for i, capture in enumerate(self))])
 
     def of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot.run.references import MARKS, fitting, spread
+from jointcut.aot.stages.padding.named import NamedSizes
 from jointcut.aot.tape.nodes import Edge, Recording, value_of
 from jointcut.aot.tape.records import Records
 from jointcut.aot.trace.blame import explained
 from jointcut.partition.errors import CallError, TraceError, message
 from jointcut.partition.program.jax import eager, runtime
+from jointcut.partition.program.sizes import is_symbolic, numbers
 from jointcut.wrappers.arguments import containers, fixed
 from jointcut.wrappers.arguments.objects import is_owned
 from jointcut.wrappers.arguments.originals import Originals
@@ -37,6 +40,7 @@ class Ran:
         seeds: the node that made each flat output; None if no gradient flows from it.
         arguments: the differentiated arguments, flattened.
         originals: the writable objects of the call; the function's writes to their copies are written to them.
+        shapes: the shape of each flat output with the names of its sizes, None without names.
     """
 
     tape: Recording
@@ -47,6 +51,23 @@ class Ran:
     seeds: tuple[Edge | None, ...]
     arguments: Sequence[Flattened]
     originals: Originals
+    shapes: tuple[Any, ...] = ()
+
+    def padded(self, cotangents: Sequence[Any]) -> Sequence[Any]:
+        """Return cotangents of the flat output, padded where the output is."""
+        sizes = self.tape.sizes
+        if sizes is None or not any(self.shapes):
+            return cotangents
+        pairs = zip(cotangents, self.shapes, strict=True)
+        return [ct if shape is None or ct is None else sizes.padded(ct, shape) for ct, shape in pairs]
+
+    def cut(self, gradients: list[Any]) -> list[Any]:
+        """Return gradients of the leaves without what is behind their true sizes."""
+        sizes = self.tape.sizes
+        if sizes is None:
+            return gradients
+        pairs = zip(gradients, self.tape.tracers, strict=True)
+        return [x if x is None or leaf.cut is None else sizes.cut(x, leaf.shape) for x, leaf in pairs]
 
 
 @dataclass(frozen=True)
@@ -100,25 +121,28 @@ def ran(
     kwargs: dict[str, Any],
     check: bool = False,
     keeps_residuals: bool = True,
+    sizes: NamedSizes | None = None,
 ) -> Ran:
     """Run a function on a tape.
 
     `positions` are the arguments whose leaves must be floating point and are differentiated; None means every
     floating-point leaf of all positional arguments. Raises `TraceError` for other leaves, and for a result that is not
     made of arrays. With `check`, it raises `NonFiniteError` for the first op that makes a NaN or an infinity. Unless
-    the tape `keeps_residuals`, the gradient comes from a second run of the ops.
+    the tape `keeps_residuals`, the gradient comes from a second run of the ops. With `sizes`, arrays are padded, and
+    the function sees the names of their sizes.
     """
     refuse_eager(name)
-    tape = Recording(name, records, runtime.trace_context(), check, keeps_residuals)
+    tape = Recording(name, records, runtime.trace_context(), check, keeps_residuals, sizes)
     with eager.eager(tape) as trace, explained(name, function):
         tape.trace = trace
         given, named, arguments = [*map(_copied, args)], {k: _copied(x) for k, x in kwargs.items()}, []
         for place in range(len(args)) if positions is None else positions:
-            argument = _flattened(tape, f"args[{place}]", args[place], positions is not None)
+            argument = _flattened(tape, place, args[place], positions is not None)
             arguments.append(argument)
-            leaves = zip(argument.leaves, argument.places, strict=True)
-            tracers = [x if at is None else tape.tracers[at] for x, at in leaves]
+            leaves = enumerate(zip(argument.leaves, argument.places, strict=True))
+            tracers = [_sized(tape, place, i, x) if at is None else tape.tracers[at] for i, (x, at) in leaves]
             given[place] = jax.tree.unflatten(argument.tree, tracers)
+        _name_others(tape, given, named, range(len(args)) if positions is None else positions)
         originals = Originals.of((tuple(args), kwargs), (tuple(given), named))
         out = function(*given, **named)
         tape.references.held.clear()
@@ -132,7 +156,18 @@ def ran(
     values = [value_of(x) if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
     avals: tuple[Any, ...] = tuple(map(jax.typeof, values))
     value = jax.tree.unflatten(tree, values)
-    return Ran(tape, value, jax.tree.map(value_of, aux), tree, avals, seeds, arguments, originals)
+    aux = jax.tree.map(functools.partial(_number, tape), aux)
+    return Ran(tape, value, aux, tree, avals, seeds, arguments, originals, tuple(map(_named_shape, leaves)))
+
+
+def _named_shape(x: Any) -> Any:
+    return x.shape if type(x) is eager.EagerTracer and x.cut is not None else None
+
+
+def _number(tape: Recording, x: Any) -> Any:
+    """Return the array of a value of the tape, and the number of a size that has a name."""
+    is_size = tape.sizes is not None and is_symbolic([x])
+    return numbers([x], tape.sizes.true)[0] if is_size and tape.sizes is not None else value_of(x)
 
 
 def _copied(argument: Any) -> Any:
@@ -157,7 +192,23 @@ def refuse_others(name: str, leaves: Sequence[Any], tree: Any) -> None:
             raise TraceError(message(name, what, "Return arrays, or other things as aux with has_aux=True."))
 
 
-def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> Flattened:
+def _sized(tape: Recording, argument: int | str, place: int, leaf: Any) -> Any:
+    """Return a leaf that is not differentiated, as a tracer if its sizes have names."""
+    shape = tape.sizes.shapes.get((argument, place)) if tape.sizes is not None else None
+    return leaf if shape is None else tape.named(leaf, shape)
+
+
+def _name_others(tape: Recording, args: list[Any], kwargs: dict[str, Any], differentiated: Sequence[int]) -> None:
+    """Give names to the sizes of the arguments that are not differentiated."""
+    for argument in {at for at, _ in tape.sizes.shapes} if tape.sizes is not None else ():
+        if argument not in differentiated:
+            held: Any = args if isinstance(argument, int) else kwargs
+            leaves, tree = jax.tree.flatten(held[argument])
+            held[argument] = jax.tree.unflatten(tree, [_sized(tape, argument, i, x) for i, x in enumerate(leaves)])
+
+
+def _flattened(tape: Recording, position: int, argument: Any, must_differ: bool) -> Flattened:
+    path = f"args[{position}]"
     leaves, tree = jax.tree.flatten(argument)
     whole = jax.tree.unflatten(tree, range(len(leaves)))
     in_modules = frozenset(fixed.inside_modules(whole))
@@ -168,7 +219,7 @@ def _flattened(tape: Recording, path: str, argument: Any, must_differ: bool) -> 
     for i, (at, leaf) in enumerate(zip(tree_paths(path, tree), leaves, strict=True)):
         if is_array_like(leaf) and is_inexact(jax.typeof(leaf).dtype):
             places.append(len(tape.leaves))
-            tape.leaf(as_array(leaf), at)
+            tape.leaf(as_array(leaf), at, tape.sizes.shapes.get((position, i)) if tape.sizes is not None else None)
         elif must_differ and i not in held:
             kind = jax.typeof(leaf).str_short() if is_array_like(leaf) else f"a {type(leaf).__name__}"
             what = f"is {kind}: value_and_grad differentiates floating-point arguments."

@@ -17,11 +17,13 @@ import jax
 import jax.numpy as jnp
 
 from jointcut.aot.hooks.islands import Island
+from jointcut.aot.stages.padding.named import NamedSizes
 from jointcut.aot.tape.records import NUMBERS, Record, Records, crossing
 from jointcut.partition.errors import CallError, NonFiniteError, TraceError, message
 from jointcut.partition.program.jax import abstract, eager, jaxprs, runtime, user_source
 from jointcut.partition.program.places import line_at
 from jointcut.partition.program.primitives import FREEZES_REFERENCE, MAKES_REFERENCE, READS_REFERENCE
+from jointcut.partition.program.sizes import holds_sizes, is_symbolic
 from jointcut.wrappers.metadata.convention import is_inexact
 
 #: A value of a tape: the node that made it, and its place among the node's outputs.
@@ -64,15 +66,22 @@ class Recording:
     """One run of a function: `leaves` are its differentiated arrays, `paths` the user's names of them."""
 
     def __init__(
-        self, name: str, records: Records, context: Any, check: bool = False, keeps_residuals: bool = True
+        self,
+        name: str,
+        records: Records,
+        context: Any,
+        check: bool = False,
+        keeps_residuals: bool = True,
+        sizes: NamedSizes | None = None,
     ) -> None:
         """Start with no ops; `context` is JAX's configuration, on which records depend.
 
         With `check`, the first op that makes a NaN or an infinity is an error. Without `keeps_residuals`, a program
-        runs the ops again; then the tape also knows the nodes of results without a gradient.
+        runs the ops again; then the tape also knows the nodes of results without a gradient. With `sizes`, ops run on
+        padded arrays, and Python sees the names of the sizes.
         """
         self.name, self.records, self.context, self.check = name, records, context, check
-        self.keeps_residuals = keeps_residuals
+        self.keeps_residuals, self.sizes = keeps_residuals, sizes
         self.references = References(self)
         self._others: dict[int, tuple[weakref.ref[Any], Edge]] = {}
         self.count = 0
@@ -81,14 +90,30 @@ class Recording:
         self.paths: list[str] = []
         self.trace: Any = None
         self.packing: list[Any] = []
+        self._still = Node(self, None, (), ())
 
-    def leaf(self, array: Any, path: str) -> None:
-        """Add an array that is differentiated, and its tracer."""
+    def leaf(self, array: Any, path: str, shape: Sequence[Any] | None = None) -> None:
+        """Add an array that is differentiated, and its tracer; with a `shape`, its sizes get these names."""
         node = Node(self, None, (), ())
         node.place = len(self.leaves)
         self.leaves.append(node)
         self.paths.append(path)
-        self.tracers.append(eager.EagerTracer(self.trace, array, (node, 0)))
+        self.tracers.append(self.named(array, shape, (node, 0)))
+
+    def named(self, array: Any, shape: Sequence[Any] | None, edge: Edge | None = None) -> Any:
+        """Return the tracer of an array among the arguments, padded if a `shape` gives names to its sizes."""
+        if shape is None or self.sizes is None:
+            return eager.EagerTracer(self.trace, array, edge)
+        aval: Any = jax.typeof(array)
+        return self._padded(self.sizes.padded(array, shape), edge, aval.update(shape=tuple(shape)))
+
+    def _padded(self, array: Any, edge: Edge | None, aval: Any) -> Any:
+        assert self.sizes is not None, "only a tape with sizes has padded arrays"
+        return eager.EagerTracer(self.trace, array, edge or (self._still, 0), aval, self.sizes.cut)
+
+    def wants(self, params: dict[str, Any]) -> bool:
+        """Whether an op that reads no value of this tape is for it nevertheless: it reads sizes."""
+        return self.sizes is not None and holds_sizes(tuple(params.values()))
 
     def made(self, ref: Any) -> None:
         """Note a reference that the function made."""
@@ -104,18 +129,24 @@ class Recording:
             return None
         if x.edge[0].tape is not self:
             raise CallError(_another(self, x))
-        return x.edge
+        return None if x.edge[0] is self._still else x.edge
 
     def __call__(self, op: eager.Operation, args: Sequence[Any]) -> Any:
         """Run an op, and record it if a gradient flows through it."""
         if op.name == MAKES_REFERENCE or eager.references_in(args, op.params):
+            refuse_padded(self, "a jax.Ref", args)
             return self.references(op, args)
         edges = [self.edge(x) for x in args]
-        values = [x if edge is None else x.value for x, edge in zip(args, edges, strict=True)]
+        values = list(map(self._held, args))
         mask = tuple(edge is not None for edge in edges)
-        record = self.records.of(op, values, mask, self.context)
+        kind = self.records.of(op, args if self.sizes else values, mask, self.context, self.sizes)
+        record = kind.record
         if record is NUMBERS:
+            refuse_padded(self, op.name, args)
             return self._island(op, edges, values)
+        if self.sizes is not None and kind.names:
+            values = [*(self.sizes.scalars[name] for name in kind.names), *values]
+            edges = [*(None for _ in kind.names), *edges]
         results = record.run(*record.consts, *values)
         outputs = results[: record.num_outputs]
         if self.check:
@@ -127,7 +158,19 @@ class Recording:
             outputs = [x if edge is None else eager.EagerTracer(self.trace, x, edge) for x, edge in pairs]
         elif any(record.moving):
             outputs = self.noted(record, edges, values, results)
+        if kind.outputs:
+            outputs = list(map(self._with_sizes, outputs, kind.outputs))
         return outputs if op.multiple else outputs[0]
+
+    def _held(self, x: Any) -> Any:
+        """Return the array of a value of this tape, padded where it has sizes; return any other value unchanged."""
+        return x.held if type(x) is eager.EagerTracer and x._trace is self.trace else x
+
+    def _with_sizes(self, x: Any, aval: Any) -> Any:
+        """Return a result with the type that Python sees."""
+        if not is_symbolic(getattr(aval, "shape", ())):
+            return x
+        return self._padded(self._held(x), self.edge(x), aval)
 
     def noted(
         self, record: Record, edges: Sequence[Edge | None], values: Sequence[Any], results: Sequence[Any]
@@ -204,6 +247,16 @@ def recording_here(hook: str = "") -> Recording | None:
         cure = "Use it in an aot.function with these options, or on a tape without."
         raise CallError(message(hook, what, cure))
     return None if trace is None else trace.recorder
+
+
+def refuse_padded(tape: Recording, hook: str, values: Sequence[Any] | None = None) -> None:
+    """Raise `TraceError` for a hook that would be given a padded array; then the call runs with numbers for sizes.
+
+    `values` are the values that it reads; None means all of the tape.
+    """
+    if tape.sizes is not None and (values is None or any(is_symbolic(getattr(x, "shape", ())) for x in values)):
+        what = "reads an array whose size varies, and is called with arrays of the true size."
+        raise TraceError(message(f"{hook} at {line_at(user_source.source_here())}", what, "Leave sizes out."))
 
 
 def value_of(x: Any) -> Any:

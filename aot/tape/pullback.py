@@ -80,12 +80,13 @@ class Tape:
         In a step (`is_step`), there is one output, and its cotangent is 1.
         """
         ran = self.running()
+        cotangents = ran.padded(cotangents)
         pairs = [(seed, ct) for seed, ct in zip(ran.seeds, cotangents, strict=True) if seed is not None]
         sweep, given = Sweep.of([seed for seed, _ in pairs], ran.tape.leaves), [ct for _, ct in pairs]
         if not ran.tape.keeps_residuals:
             return self._again(sweep, given, refs, is_step)
         if self.check or not WAY.captured:
-            return self._by_node(sweep, given, refs)
+            return ran.cut(self._by_node(sweep, given, refs))
         sweep = rolled(sweep, not any(ref is not None for ref in refs)) if self.roll else sweep
         backward = self.captures.of(sweep, given, refs, self.arrays).backward
         hooks = sweep.running(backward.structure) if isinstance(sweep, RolledSweep) else sweep.called
@@ -95,7 +96,7 @@ class Tape:
             flat[place] = gradient
         for place, gradient in (sweep.own if isinstance(sweep, RolledSweep) else {}).items():
             flat[place] = gradient
-        return flat
+        return ran.cut(flat)
 
     def updated(
         self, cotangent: Any, params: Sequence[Any], state: Sequence[Any], update: Any, trees: Any, sweeps: int

@@ -19,12 +19,15 @@ import numpy as np
 
 from jointcut.aot.cache.fingerprint import fingerprint, foreign_rules
 from jointcut.aot.hooks.islands import NEEDS_NUMBERS
+from jointcut.aot.stages.padding.named import NamedSizes
+from jointcut.aot.stages.padding.padded import padded_joint
 from jointcut.aot.trace.analyse import depending
 from jointcut.aot.trace.joint import joint
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program.jax import abstract, eager, jaxprs, own_primitives, runtime, side_effects
 from jointcut.partition.program.primitives import BARRIER, CONVERSION, RENAMING, REPEATING, SAME_NUMBERS
+from jointcut.partition.program.sizes import names_in
 from jointcut.partition.split import split
 from jointcut.wrappers.built_in.autograd import JITTED
 from jointcut.wrappers.built_in.zeros import Backwards
@@ -106,55 +109,119 @@ def crossing(name: str, gradients: tuple[Any, ...], count: int, cotangents: tupl
     return Record(next(_count), name, _not_run, count, (), (), wanted, moving, cotangents, zeros, ())
 
 
+@dataclass(frozen=True, eq=False)
+class KnownOp:
+    """What is known of an op with a key.
+
+    Attributes:
+        record: its record.
+        stores: the values that its function stored as side effects.
+        names: the sizes that the record takes before its inputs, if it runs on padded arrays.
+        outputs: the types of its outputs, with these names.
+    """
+
+    record: Record
+    stores: Sequence[Any] = ()
+    names: tuple[str, ...] = ()
+    outputs: tuple[Any, ...] = ()
+
+
 class Records:
     """The kinds of ops that have run on a tape, and the values that their functions stored as side effects."""
 
     def __init__(self) -> None:
         """Start with none."""
-        self._known: Table[tuple[Record, list[Any]]] = Table(KEPT_RECORDS)
+        self._known: Table[KnownOp] = Table(KEPT_RECORDS)
         self._alike: Table[Record] = Table(KEPT_RECORDS)
 
-    def of(self, op: eager.Operation, inputs: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
-        """Return the record of an op for some inputs; `mask` says which are differentiated.
+    def of(
+        self,
+        op: eager.Operation,
+        inputs: Sequence[Any],
+        mask: tuple[bool, ...],
+        context: Any,
+        sizes: NamedSizes | None = None,
+    ) -> KnownOp:
+        """Return the kind of an op for some inputs; `mask` says which are differentiated.
 
-        Return `NUMBERS` for an op whose derivative rule cannot be traced.
+        With `sizes`, the record of an op that reads a size runs on arrays padded to their bucket.
         """
         avals = tuple(map(jax.typeof, inputs))
         if op.key is None:
-            record = self._tried(op, avals, mask, context)
+            kind = self._tried(op, avals, mask, context, sizes)
             op.left_behind()
-            return record
+            return kind
         ran: list[bool] = []
 
-        def make() -> tuple[Record, list[Any]]:
-            record = self._tried(op, avals, mask, context)
+        def make() -> KnownOp:
+            kind = self._tried(op, avals, mask, context, sizes)
             ran.append(True)
-            return record, op.left_behind()
+            return replace(kind, stores=op.left_behind())
 
-        record, stores = self._known.of((op.key, avals, mask, context), make)
-        if op.functions and not ran and record is not NUMBERS:
-            op.leave_behind(stores)
-        return record
+        kind = self._known.of((op.key, avals, mask, context, sizes and sizes.key), make)
+        if op.functions and not ran and kind.record is not NUMBERS:
+            op.leave_behind(kind.stores)
+        return kind
 
-    def _tried(self, op: eager.Operation, avals: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
-        """Return a new record, or `NUMBERS` if a rule of the user needs numbers."""
+    def _tried(
+        self, op: eager.Operation, avals: Sequence[Any], mask: tuple[bool, ...], context: Any, sizes: NamedSizes | None
+    ) -> KnownOp:
+        """Return what is known of a new op: the record `NUMBERS` if a rule of the user needs numbers."""
         try:
-            return self._made(op, avals, mask, context)
+            return self._made(op, avals, mask, context, sizes)
         except NEEDS_NUMBERS:
             if not op.functions:
                 raise
-            return NUMBERS
+            return KnownOp(NUMBERS)
 
-    def _made(self, op: eager.Operation, avals: Sequence[Any], mask: tuple[bool, ...], context: Any) -> Record:
+    def _made(
+        self, op: eager.Operation, avals: Sequence[Any], mask: tuple[bool, ...], context: Any, sizes: NamedSizes | None
+    ) -> KnownOp:
         """Return a new record, or the record of an op with an equal program."""
         closed = _program(op, avals)
-        if foreign_rules(closed) or not (op.functions or any(map(jaxprs.may_hold_jaxpr, op.params.values()))):
-            return _record(op, closed, avals, mask)
+        if sizes is not None and (names := tuple(sorted(names_in(closed)))):
+            return self._sized(op, closed, avals, mask, context, names, sizes)
+        is_rare = not (op.functions or any(map(jaxprs.may_hold_jaxpr, op.params.values())))
+        return KnownOp(self._same((closed, mask, context), lambda: _record(op, closed, avals, mask), is_rare))
+
+    def _sized(
+        self,
+        op: eager.Operation,
+        closed: Any,
+        avals: Sequence[Any],
+        mask: tuple[bool, ...],
+        context: Any,
+        names: tuple[str, ...],
+        sizes: NamedSizes,
+    ) -> KnownOp:
+        """Return the kind of an op on padded arrays."""
+        paths = [f"operand {i}" for i in range(len(avals))]
+        wanted = (False,) * len(names) + mask
+
+        def make() -> Record:
+            whole, structs = functools.partial(runtime.evaluate, closed), list(map(abstract.struct, avals))
+            program = padded_joint(joint(whole, structs, False, mask, paths), names, sizes.bucket)
+
+            def made() -> Record:
+                halves = _unheld(split(program.closed, program.roles, "min_cut").halves)
+                return _made_of(op, program.closed, halves, program.consts, program.results.avals, wanted)
+
+            known = program.closed, (wanted, program.roles.forward_ops), context
+            return self._same(known, made, bool(program.consts))
+
+        record = self._same((closed, (mask, sizes.key), context), make, bool(jaxprs.opened(closed)[1]))
+        return KnownOp(record, (), names, tuple(closed.out_avals))
+
+    def _same(self, program: tuple[Any, Any, Any], make: Callable[[], Record], is_rare: bool = False) -> Record:
+        """Return the record of an equal program, or make it."""
+        closed, mask, context = program
+        if is_rare or foreign_rules(closed):
+            return make()
         try:
             key = fingerprint(program=closed, mask=mask)
         except IdentityError:
-            return _record(op, closed, avals, mask)
-        return self._alike.of((key, context), lambda: _record(op, closed, avals, mask))
+            return make()
+        return self._alike.of((key, context), make)
 
 
 def _program(op: eager.Operation, avals: Sequence[Any]) -> Any:
@@ -169,6 +236,12 @@ def _program(op: eager.Operation, avals: Sequence[Any]) -> Any:
 
 def _record(op: eager.Operation, closed: Any, avals: Sequence[Any], mask: tuple[bool, ...]) -> Record:
     halves, consts, outputs = _halves(op, closed, avals, mask)
+    return _made_of(op, closed, halves, consts, outputs, mask)
+
+
+def _made_of(
+    op: eager.Operation, closed: Any, halves: Halves, consts: Sequence[Any], outputs: Sequence[Any], mask: Any
+) -> Record:
     backward, _ = jaxprs.opened(halves.backward)
     count = len(halves.residuals)
     moved = depending(backward.eqns, backward.invars[count:])
@@ -179,7 +252,7 @@ def _record(op: eager.Operation, closed: Any, avals: Sequence[Any], mask: tuple[
     kept = [n for n, on in enumerate(carried) if on]
     halves = replace(halves, backward=jaxprs.build(backward.invars, [backward.outvars[n] for n in kept], backward.eqns))
     backwards = Backwards(halves, JITTED)
-    cotangents = tuple(i for i, aval in enumerate(outputs) if is_inexact(aval.dtype))
+    cotangents = tuple(i for i, aval in enumerate(outputs) if differentiated and is_inexact(aval.dtype))
     ignores = carried != depends  # a user's rule whose gradient does not depend on the cotangent
     read = {i: on or ignores for i, on in zip(cotangents, backwards.read, strict=True)}
     return Record(

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 
 from jointcut.aot.call.function import Function
 from jointcut.aot.call.method import bound_to, refusing_unbound, unwrapped
@@ -33,6 +34,7 @@ from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import NONFINITE, Options, name_of
 from jointcut.aot.options.policies import GivenPolicy
 from jointcut.aot.options.target import Target, refuse_to_run
+from jointcut.aot.stages.padding.named import NamedSizes, SizeNames, failed
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.nodes import value_of
@@ -41,12 +43,22 @@ from jointcut.aot.tape.records import Records
 from jointcut.aot.update.step import refuse_sweeps
 from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.program.jax import abstract, eager
+from jointcut.partition.program.sizes import names
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.arguments.paths import tree_paths
 from jointcut.wrappers.boundary import bounded_class
 from jointcut.wrappers.metadata.convention import is_real
 
 _RECORDS = Records()
+
+#: The choice of `sizes`.
+DYNAMIC = "dynamic"
+
+#: What a function may raise if a size is not a number. It runs again with numbers, so an error of its own comes again.
+_NEEDS_NUMBER = (
+    *(TypeError, ValueError, AttributeError, NotImplementedError, AssertionError, LookupError, OverflowError),
+    jax.errors.InconclusiveDimensionOperation,
+)
 
 
 @bounded_class()
@@ -68,6 +80,7 @@ class Taped:
         check: str | None,
         roll: bool = False,
         planned: Mapping[str, Any] = MappingProxyType({}),
+        sizes: str | None = None,
     ) -> None:
         """Call `aot.tape` instead."""
         function, self._kind = unwrapped(function)
@@ -82,6 +95,11 @@ class Taped:
         self._check, self._roll = check is not None, roll
         self._name = name_of(function)
         self._whole = None
+        if sizes not in (None, DYNAMIC):
+            raise TraceError(message("sizes", f"{sizes!r} is unknown.", choices(sizes, [DYNAMIC])))
+        if sizes is not None:
+            refuse_padding(["check"] * self._check + list(planned))
+        self._names = None if sizes is None else SizeNames()
         if planned:
             refuse_beside(next(iter(planned)), check=self._check, roll=roll)
             self._whole = Function(function, Options(argnums, has_aux, **planned))
@@ -127,7 +145,7 @@ class Taped:
                 what = "is called inside a transformation (jax.jit, jax.grad, jax.vmap)."
                 cure = "Call it outside, or take the gradients and add them."
                 raise CallError(message(f"{self._name}.accumulate_into", what, cure))
-            made = self._ran(self._positions(len(args)), args, kwargs)
+            made = self._ran(self._positions(len(args)), args, kwargs, is_adding=True)
             flat = fitting_refs(made, self._in_argnums(made, range(len(made.tape.leaves))), refs)
             self._tape(made, args, kwargs).gradients([self._one(made)], flat, is_step=True)
             return self._value(made)
@@ -179,7 +197,14 @@ class Taped:
 
     # ------------------------------------------------------------------------------------------- helpers
 
-    def _ran(self, positions: Sequence[int] | None, args: Any, kwargs: dict[str, Any], is_update: bool = False) -> Ran:
+    def _ran(
+        self,
+        positions: Sequence[int] | None,
+        args: Any,
+        kwargs: dict[str, Any],
+        is_update: bool = False,
+        is_adding: bool = False,
+    ) -> Ran:
         """Run the function on a tape, and write its changes of objects back to the caller's objects."""
         if self._refuse is not None:
             self._refuse(args)
@@ -187,7 +212,9 @@ class Taped:
         if self._whole is not None and not keeps:
             cure = "Leave the target out, or call aot.function(...).trace: a tape plans what it ran."
             refuse_to_run(self._name, self._whole._options.goal, cure)
-        made = ran(self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs, self._check, keeps)
+        run = functools.partial(ran, self._name, self._function, _RECORDS, positions, self._has_aux, args, kwargs)
+        without = positions if positions and (is_update or is_adding) else []
+        made = self._with_sizes(run, args, kwargs, without) or run(self._check, keeps)
         if is_update and (written := [path for path in made.originals.written if path.startswith("args[0]")]):
             what = f"is an object that is updated, and {self._name} writes to it."
             raise TraceError(message(written[0], what, "Take value_and_grad, and update after it."))
@@ -197,6 +224,19 @@ class Taped:
         made.originals.write(value_of)
         return made
 
+    def _with_sizes(
+        self, run: Callable[..., Ran], args: Any, kwargs: dict[str, Any], without: Sequence[int]
+    ) -> Ran | None:
+        """Run the function with names for sizes that vary; None if it has none, or needs one as a number."""
+        sizes = None if self._names is None else self._names.of(args, kwargs, without)
+        if self._names is None or sizes is None:
+            return None
+        try:
+            return run(sizes=sizes)
+        except _NEEDS_NUMBER as error:
+            self.captures.note(f"{self._names.give_up(sizes, str(error))} has a program for each size: {failed(error)}")
+            return None
+
     def _value(self, made: Ran) -> Any:
         return (made.value, made.aux) if self._has_aux else made.value
 
@@ -205,7 +245,7 @@ class Taped:
         return trees[0] if isinstance(self._argnums, int) else trees
 
     def _tape(self, made: Ran, args: Sequence[Any], kwargs: dict[str, Any]) -> Tape:
-        arrays = functools.partial(_arrays, args, kwargs)
+        arrays = functools.partial(_arrays, args, kwargs, made.tape.sizes)
         options = None if self._whole is None else replace(self._whole._options, argnums=0, has_aux=False)
         return Tape(made, self.captures, self._name, arrays, self._check, self._roll, options)
 
@@ -247,6 +287,7 @@ class Decorator:
         strategy: Strategy | None = None,
         target: str | Target | None = None,
         offload: bool = False,
+        sizes: str | None = None,
         **others: Any,
     ) -> Any:
         """Let a function run eagerly, and capture its whole backward; it can be a decorator with or without options.
@@ -280,22 +321,24 @@ class Decorator:
             policy: rules for saving or recomputing single values, as in `aot.function`; with it, too, the ops become
                 one program, as with the three options that follow.
             strategy: how the program is cut, as in `aot.function`.
-            target: the device that the program is planned for, as in `aot.function`. On another device a call raises
-                `TargetError`.
+            target: the device that the program is planned for; on another device a call raises `TargetError`.
             offload: whether residuals may wait in the host's memory, as in `aot.function`.
+            sizes: `"dynamic"` lets one program serve all sizes of an axis of an argument, from its second size on. The
+                arrays are padded to a bucket, and the function sees a name for the size, as in `jax.export`. If it
+                needs the number, it runs once more with numbers, and these sizes have a program each. `captures` says
+                so, with the op and its line.
             **others: no option. An option of `aot.function` that a tape does not have is refused by name.
 
-        Raises `TraceError` if `fun` is not callable, the check is unknown, an option is unknown, or check or roll is
-        given beside one of the last five options. Raises `BudgetError`, `PolicyError`, `StrategyError` and
-        `TargetError` as `aot.function` does. With one of the last five options, a call raises `CallError` for a hook,
-        an op with an effect or a derivative rule that needs numbers.
+        Raises `TraceError` if `fun` is not callable, the check, the sizes or an option is unknown, check or roll is
+        given beside one of budget, policy, strategy, target and offload, or one of these or check beside sizes. Raises
+        `BudgetError`, `PolicyError`, `StrategyError` and `TargetError` as `aot.function` does. With one of these five a
+        call raises `CallError` for a hook, an op with an effect or a derivative rule that needs numbers.
         """
         refuse_unknown(others)
         given = {"budget": budget, "policy": policy, "strategy": strategy, "target": target, "offload": offload or None}
         planned = {name: x for name, x in given.items() if x is not None}
-        if fun is None:
-            return lambda fun: Taped(fun, argnums, has_aux, check, roll, planned)
-        return Taped(fun, argnums, has_aux, check, roll, planned)
+        options = argnums, has_aux, check, roll, planned, sizes
+        return (lambda fun: Taped(fun, *options)) if fun is None else Taped(fun, *options)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -328,12 +371,30 @@ def refuse_unknown(others: Mapping[str, Any]) -> None:
         raise TraceError(message("aot.tape", f"has no option {name!r}.", choices(name, known)))
 
 
-def _arrays(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:
+def refuse_padding(given: Sequence[str]) -> None:
+    """Raise `TraceError` for the first given option that cannot be combined with sizes."""
+    for name in given:
+        what = f"is given beside sizes, with which ops run on padded arrays, without {name}."
+        raise TraceError(message(name, what, "Give one of them."))
+
+
+def _arrays(args: Sequence[Any], kwargs: dict[str, Any], sizes: NamedSizes | None) -> dict[str, str]:
     """Return the types of the arrays among the arguments, by path."""
-    named = [(f"args[{i}]", x) for i, x in enumerate(args)] + [(f"kwargs[{k!r}]", x) for k, x in kwargs.items()]
+    named = [(i, f"args[{i}]", x) for i, x in enumerate(args)] + [(k, f"kwargs[{k!r}]", x) for k, x in kwargs.items()]
     types: dict[str, str] = {}
-    for name, argument in named:
+    for key, name, argument in named:
         leaves, tree = jax.tree.flatten(argument)
-        pairs = zip(tree_paths(name, tree), leaves, strict=True)
-        types.update((path, jax.typeof(x).str_short()) for path, x in pairs if isinstance(x, jax.Array))
+        for i, (path, x) in enumerate(zip(tree_paths(name, tree), leaves, strict=True)):
+            if isinstance(x, jax.Array | np.ndarray):
+                types[path] = _type(x, sizes, (key, i))
     return types
+
+
+def _type(x: Any, sizes: NamedSizes | None, place: tuple[int | str, int]) -> str:
+    """`float32[s0,3] (s0 up to 64)`."""
+    aval: Any = jax.typeof(x)
+    if sizes is None or place not in sizes.shapes:
+        return aval.str_short()
+    shape = sizes.shapes[place]
+    most = ", ".join(f"{name} up to {sizes.bucket[name]}" for name in sorted(names(shape)))
+    return f"{aval.update(shape=shape).str_short()} ({most})"

@@ -312,10 +312,10 @@ def _joint(
     has_checkpoint, front, back = regions.has_regions(back), simplify.inlined(front), simplify.inlined(back)
     if (guards := conventions.zero_cotangent) != "jax":
         back = guard.guarded(front, back, len(results.avals), {*compress(places, mask)}, guards == "everywhere")
-    return _joined(names.by_name(front), back, residuals.references, results, paths), has_checkpoint
+    return joined(names.by_name(front), back, residuals.references, results, paths), has_checkpoint
 
 
-def _joined(front: Any, back: Any, references: Sequence[int], results: Results, paths: Sequence[str]) -> Joint:
+def joined(front: Any, back: Any, references: Sequence[int], results: Results, paths: Sequence[str]) -> Joint:
     """Append the backward's equations to the forward's, with all calls opened; the constants of both become inputs."""
     num_outputs = len(results.avals)
     first, first_consts = jaxprs.opened(front)

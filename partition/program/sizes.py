@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
 
@@ -27,6 +28,7 @@ from jointcut.partition.program.jax.jaxprs import Atom, ClosedJaxpr, Equation, J
 _AS_VALUE = "dim_as_value"  # JAX's equation that makes an integer array of a symbolic size
 
 _CALLED = {"floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min}
+_OF_ARRAYS = {"floordiv": jnp.floor_divide, "mod": jnp.mod, "max": jnp.maximum, "min": jnp.minimum}
 _WRITTEN = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow}
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -75,6 +77,73 @@ def numbers(shape: Any, sizes: Mapping[str, int]) -> tuple[int, ...]:
 def is_symbolic(shape: Any) -> bool:
     """Whether a shape has a symbolic size."""
     return any(map(export.is_symbolic_dim, shape))
+
+
+def holds_sizes(held: Any) -> bool:
+    """Whether a parameter of an equation, or a jaxpr, holds a symbolic size."""
+    return next(_sizes(held), None) is not None
+
+
+def array_of(size: Any, known: Mapping[str, Any]) -> Any:
+    """Compute a size from integer arrays for its names."""
+    return _computed(ast.parse(str(size).replace("^", "**"), mode="eval").body, known)
+
+
+def _computed(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Name(id=name):
+            return known[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_computed(operand, known)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _WRITTEN[type(op)](_computed(left, known), _computed(right, known))
+        case ast.Call(func=ast.Name(id=name), args=[left, right]):
+            return _OF_ARRAYS[name](_computed(left, known), _computed(right, known))
+        case _:
+            return _value(node)
+
+
+@functools.lru_cache(maxsize=4096)
+def grows(size: Any) -> bool:
+    """Whether a size never becomes smaller where its names become larger, as `2*b + 1` does, and `c - b` does not."""
+    return _direction(ast.parse(str(size).replace("^", "**"), mode="eval").body) in (0, 1)
+
+
+def _direction(node: ast.expr) -> int | None:
+    """Return 1 if a size grows with its names, -1 if it falls, 0 if it is a number, and None if that is unknown."""
+    match node:
+        case ast.Constant():
+            return 0
+        case ast.Name():
+            return 1
+        case ast.UnaryOp(operand=operand):
+            way = _direction(operand)
+            return None if way is None else -way
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _together(_direction(left), _direction(right))
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            way = _direction(right)
+            return _together(_direction(left), None if way is None else -way)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right) if _is_negative(left) or _is_negative(right):
+            way = _direction(right if _is_negative(left) else left)
+            return None if way is None else -way
+        case ast.BinOp(left=left, right=right):
+            return _together(_direction(left), _direction(right))
+        case ast.Call(func=ast.Name(id="floordiv"), args=[left, ast.Constant()]):
+            return _direction(left)
+        case ast.Call(func=ast.Name(id="max" | "min"), args=[left, right]):
+            return _together(_direction(left), _direction(right))
+        case _:
+            return None
+
+
+def _is_negative(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
+
+
+def _together(left: int | None, right: int | None) -> int | None:
+    ways = {left, right} - {0}
+    return (ways.pop() if ways else 0) if len(ways) < 2 else None
 
 
 # ------------------------------------------------------------------------------------------------- whole programs

@@ -65,17 +65,29 @@ class Recorder(Protocol):
         """Whether ops on this reference are recorded even where all other operands are plain values."""
         ...
 
+    def wants(self, params: dict[str, Any]) -> bool:
+        """Whether an op with these parameters is recorded even where all operands are plain values."""
+        ...
+
 
 class EagerTracer(_core.Tracer[Any]):
-    """A value with numbers whose ops are recorded: `value` is the array, `edge` a note of the recorder."""
+    """A value with numbers whose ops are recorded: `held` is the array, `edge` a note of the recorder.
 
-    __slots__ = ("edge", "value")
+    Where `aval` has symbolic sizes, `held` is padded, and `cut` takes away what is behind the true sizes.
+    """
 
-    def __init__(self, trace: EagerTrace, value: Any, edge: Any) -> None:
+    __slots__ = ("cut", "edge", "held")
+
+    def __init__(self, trace: EagerTrace, held: Any, edge: Any, aval: Any = None, cut: Any = None) -> None:
         """Wrap an array, which may be a tracer of a trace around this one."""
         self._trace = trace
-        self.aval = _core.typeof(value)
-        self.value, self.edge = value, edge
+        self.aval = _core.typeof(held) if aval is None else aval
+        self.held, self.edge, self.cut = held, edge, cut
+
+    @property
+    def value(self) -> Any:
+        """The array, without padding."""
+        return self.held if self.cut is None else self.cut(self.held, self.shape)
 
     def to_concrete_value(self) -> Any:
         """The array."""
@@ -149,7 +161,7 @@ class EagerTrace(_core.Trace):
         return made[0].update(flat)
 
     def _record(self, primitive: Any, params: Any, functions: tuple[Any, ...], tracers: Any) -> Any:
-        is_mine = any(type(x) is EagerTracer and x._trace is self for x in tracers)
+        is_mine = any(type(x) is EagerTracer and x._trace is self for x in tracers) or self.recorder.wants(params)
         if not is_mine and not any(map(self.recorder.follows, references_in(tracers, params))):
             with _core.set_current_trace(self.parent):
                 made = primitive.bind(*tracers, **params)
