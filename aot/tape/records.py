@@ -204,7 +204,8 @@ class Records:
 
             def made() -> Record:
                 halves = _unheld(split(program.closed, program.roles, "min_cut").halves)
-                return _made_of(op, program.closed, halves, program.consts, program.results.avals, wanted)
+                record = _made_of(op, program.closed, halves, program.consts, program.results.avals, wanted)
+                return replace(record, same=tuple(len(names) + i for i in _handed(closed)))
 
             known = program.closed, (wanted, program.roles.forward_ops), context
             return self._same(known, made, bool(program.consts))

@@ -317,8 +317,8 @@ def test_options_that_a_tape_does_not_have_are_refused_by_name():
         aot.tape(net, budgets=0.5)
     assert str(refused.value) == (
         "aot.tape has no option 'budgets'.\n"
-        "Known names: 'argnums', 'budget', 'check', 'has_aux', 'offload', 'policy', 'roll', 'strategy', 'target'. "
-        "Did you mean 'budget'?"
+        "Known names: 'argnums', 'budget', 'check', 'has_aux', 'offload', 'policy', 'roll', 'sizes', 'strategy', "
+        "'target'. Did you mean 'budget'?"
     )
 
 
