@@ -25,11 +25,13 @@ from jointcut.aot.stages.cut import Cut
 from jointcut.aot.trace.data import Trace
 from jointcut.partition.drawing.displays import graph_page
 from jointcut.partition.drawing.page.page import framed, page
+from jointcut.partition.errors import TraceError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.graph import Graph
 from jointcut.partition.program.jax import jaxprs
+from jointcut.partition.program.sizes import is_symbolic
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.split import Strategy
 from jointcut.wrappers.boundary import bounded_class
@@ -69,8 +71,13 @@ class Traced(Trace):
 
         The choice is by a `strategy`, within a `budget` (by XLA's account of the compiled step), or by a `plan` made
         for this program, or its text; see `aot.function`. The default is by the function's options. A `policy` replaces
-        the policy of the options. Raises `StrategyError`, `PlanError`, or `BudgetError` with the smallest peak found.
+        the policy of the options. Raises `StrategyError`, `PlanError`, or `BudgetError` with the smallest peak found,
+        and `TraceError` for an argument with symbolic sizes.
         """
+        for path, leaf in zip(self.bound.paths(), self.bound.leaves, strict=True):
+            if is_symbolic(getattr(leaf, "shape", ())):
+                cure = "Trace with numbers, or export for all sizes: aot.function(...).export(path, ..., sizes={...})."
+                raise TraceError(message(path, "has sizes that are names, and a plan needs numbers.", cure))
         if policy is not None:
             rules = read_policy(policy)
             options = replace(self.options, policy=rules)

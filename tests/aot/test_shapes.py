@@ -571,3 +571,13 @@ def test_a_loop_of_symbolic_length_is_not_divided():
 
     text = text.replace("divides it into segments of 2 steps", "treats its last 2 steps apart")
     assert raised(PlanError, cut_of, *given, strategy=in_two_parts) == text
+
+
+def test_a_trace_with_symbolic_sizes_is_not_partitioned():
+    traced = function(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)).trace(jnp.eye(3), shapes("b, 3", jnp.float32))
+    with pytest.raises(TraceError) as caught:
+        traced.partition()
+    assert str(caught.value) == (
+        "args[1] has sizes that are names, and a plan needs numbers.\n"
+        "Trace with numbers, or export for all sizes: aot.function(...).export(path, ..., sizes={...})."
+    )
