@@ -78,7 +78,7 @@ def timed(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
         raise CallError(message("rounds", f"is {rounds!r}.", "Give a whole number from 1 on, such as 5."))
     found: list[float] = []
     for _ in range(rounds + 1):
-        given, named = jax.block_until_ready(jax.tree.map(_copied, (tuple(args), kwargs)))
+        given, named = jax.block_until_ready(_copied((tuple(args), kwargs)))
         start = time.perf_counter()
         jax.block_until_ready(call(*given, **named))
         found.append(time.perf_counter() - start)
@@ -91,5 +91,7 @@ def device_bytes() -> int | None:
     return None if found is None else int(found)
 
 
-def _copied(leaf: Any) -> Any:
-    return jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf
+def _copied(tree: Any) -> Any:
+    """Return a tree with copies of its arrays; an array that stands in several places is one there, too."""
+    copies = {id(leaf): jnp.copy(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)}
+    return jax.tree.map(lambda leaf: copies.get(id(leaf), leaf), tree)

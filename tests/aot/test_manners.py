@@ -51,6 +51,11 @@ def test_rounds_that_are_no_number_are_refused(rounds):
     assert str(caught.value) == f"rounds is {rounds!r}.\nGive a whole number from 1 on, such as 5."
 
 
+def test_an_array_that_is_passed_twice_is_measured_as_one():
+    run = aot.function(lambda ws: jnp.sum(ws[0] @ ws[1])).trace([W, W]).partition().compile()
+    assert len(run.measure([W, W], rounds=1).run_seconds) == 1
+
+
 def test_a_step_for_other_arguments_is_not_measured():
     run = aot.function(lambda w: jnp.sum(w**2)).trace(W).partition().compile()
     with pytest.raises(CallError, match=r"args\[0\]"):

@@ -35,7 +35,7 @@ LINE = f"{__file__}:{block.__code__.co_firstlineno + 1} (block)"
 
 @pytest.fixture(scope="module", params=[loss, looped], ids=["unrolled", "scan"])
 def report(request):
-    return aot.function(request.param).explain(*ARGS)
+    return aot.function(request.param, strategy="min_cut").explain(*ARGS)
 
 
 # ---------------------------------------------------------------------------------------------- Perfetto
@@ -101,7 +101,7 @@ def test_a_profile_has_the_bytes_at_the_peak_and_the_saved_ones_by_function_and_
     totals = [sum(values[n] for values, _, _ in samples) for n in (0, 1)]
     assert totals == [report.life.totals[report.life.peak], report.totals.saved_bytes]
     line = block.__code__.co_firstlineno + 1
-    stacks = [stack for values, stack, labels in samples if labels["op"] == "tanh" and values[1]]
+    stacks = [stack for values, stack, labels in samples if labels["op"] not in ("loop", "integer_pow") and values[1]]
     assert stacks and all(stack[0] == ("block", __file__, line) for stack in stacks)
     assert all(stack[-1][:2] == (report.name, __file__) for stack in stacks)
     assert len({(*stack, *sorted(labels.items())) for _, stack, labels in samples}) == len(samples)
