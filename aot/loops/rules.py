@@ -198,8 +198,8 @@ class Derivative:
     @cached_property
     def saving(self) -> Saving:
         """The loop that leaves checkpoints."""
-        loop, filled = self.loop, [buffer.part for buffer in self.filled]
-        return Saving(loop, loop.parts, self.kept, filled, self.slots, loop.trips or self.most_slots)
+        filled, trips = [buffer.part for buffer in self.filled], self.loop.trips or self.most_slots
+        return Saving(self.loop, self.loop.parts, self.kept, filled, self.slots, trips)
 
     def pull(self, given: tuple[int, ...]) -> Pull:
         """Return the sweep from cotangents of these parts of the carry; made once."""
@@ -290,8 +290,8 @@ class Pull(Program):
         """As `CallRules.nested`: the step that is pulled back; None under `jax.vmap`, where it has more axes."""
         if self._step is None or not has_sizes(self._step.joint):
             return None
-        split, loop = self._step.cut.split, self.derivative.loop
-        row, most = sum(map(abstract.aval_bytes, self.derivative.types)), self.derivative.most_slots
+        split, loop, most = self._step.cut.split, self.derivative.loop, self.derivative.most_slots
+        row = sum(map(abstract.aval_bytes, self.derivative.types))
         return Nested(loop.trips, split.graph, split.plan, loop.name, self.slots, row, self._rows, most)
 
     @property
@@ -337,7 +337,8 @@ class Pull(Program):
             laned = self._laned or lane is not None
             return Pull(
                 self.derivative, self.given, self.sources, lambda deep: self._over(axis, dims, deep),
-                lambda mask: self._linear(mask).mapped(axis, dims, _marked(dims, mask)), laned, slots=self.slots,
+                lambda mask: self._linear(mask).mapped(axis, dims, [d for d, on in zip(dims, mask, strict=True) if on]),
+                laned, slots=self.slots,
             )  # fmt: skip
 
         return self._mapped.of((axis, dims), make), [0] * len(self.sources)
@@ -394,7 +395,3 @@ class Pull(Program):
 def _put(values: Sequence[Any], mask: Sequence[bool], xs: Sequence[Any]) -> list[Any]:
     given = iter(xs)
     return [next(given) if on else x for x, on in zip(values, mask, strict=True)]
-
-
-def _marked(dims: Sequence[int | None], mask: Mask) -> list[int | None]:
-    return [d for d, on in zip(dims, mask, strict=True) if on]

@@ -61,6 +61,27 @@ def test_a_finished_lane_puts_no_nan_into_a_gradient():
     near(aot.function(total).grad(X, jnp.array([1, 0, 2])), want, rtol=1e-6)
 
 
+INSIDE = {
+    "gather": lambda i, y: jnp.sin(y) * W[(i + jnp.argmax(y)) % 3],
+    "scan": lambda i, y: lax.scan(lambda c, w: (jnp.sin(c * w), None), y, W / 9)[0],
+    "while": lambda i, y: lax.while_loop(lambda z: jnp.sum(z) < 3.0, lambda z: z * 1.5, y * 0.5),
+    "cond": lambda i, y: lax.cond(y[0] > 0.4, jnp.sin, jnp.cos, y),
+}
+
+
+@pytest.mark.parametrize("loop", [lax.fori_loop, aot.fori_loop], ids=["of jax", "ours"])
+@pytest.mark.parametrize("name", INSIDE)
+def test_lanes_of_different_trips_run_back_through_ops_with_bodies(name, loop):
+    x, n = jax.random.uniform(jax.random.key(0), (3, 4)) + 0.1, jnp.array([0, 2, 5])
+
+    def one(x, n):
+        return jnp.sum(loop(0, n, INSIDE[name], x) ** 2)
+
+    got = aot.function(lambda x: jnp.sum(jax.vmap(one)(x, n))).grad(x)
+    alone = aot.function(one)
+    near(got, jnp.stack([alone.grad(x[k], n[k]) for k in range(3)]), rtol=1e-5)
+
+
 TABLE = jnp.array([5.0, 4.0, 3.0])
 
 
