@@ -84,7 +84,7 @@ the compiled step and of jax.jit(jax.value_and_grad(FUNCTION)); else it is predi
                     memory between forward and backward)
   saved             arrays: value, bytes, type, op, path, line,
                     needed_by, reason, memory ("device" or
-                    "pinned_host")
+                    "pinned_host"), part (that a device has on a mesh)
   recomputed        by line: path, line, count, ops, flops, seconds
   less              smaller budgets: share of this plan's peak,
                     peak_bytes, budget (what to type: it was tried
@@ -119,7 +119,8 @@ the compiled step and of jax.jit(jax.value_and_grad(FUNCTION)); else it is predi
                     side, source, scope and loop, boundary, groupings
                     of groups by name, total, peak of step and arrays,
                     ghost, lines)
-  file              that --save wrote
+  file, perfetto,   that --save, --perfetto and --pprof wrote
+    pprof
 """
 
 EXAMPLE = "Arguments: module:name of a tuple, a dict by names, or a function without parameters that returns either."

@@ -61,9 +61,6 @@ def _seed(program: Joint, name: str, blocks: int, named: Shapes) -> Tile:
     value = max(rows, key=lambda n: abstract.aval_bytes(numbered[n].aval))
     count, path = numbered[value].aval.shape[rows[value]], program.roles.input_path(value)
     array = path if _is_at(path, name) else f"{name} of {path}"
-    if is_symbolic([count]):
-        what = f"asks for {counted(blocks, 'block')} of {count} rows, a symbolic size."
-        raise TraceError(message(where, what, "Give that size as a number, or leave it out."))
     seed = Tile(value, rows[value], 0, blocks, array=array, over=_axes_of(program, rows, where))
     if blocks > (count := _rows_of_a_device(program, seed)) or count < 2:
         what = f"asks for {counted(blocks, 'block')} of {counted(count, 'row')}{' of each device' * bool(seed.over)}."

@@ -111,10 +111,10 @@ def test_a_budget_is_met_by_offloading_where_it_is_permitted():
     w, x = np.full((24, 32, 32), 0.02, np.float32), np.full((64, 32), 0.5, np.float32)
     fast = Roofline(flops_per_s=1e9, elementwise_per_s=1e8, bytes_per_s=1e10, host_bytes_per_s=1e12)
     function = aot.function(looped, argnums=(0, 1), cost=fast, offload=True)
-    cut = function.trace(w, x).partition(budget=0.5)
+    cut = function.trace(w, x).partition(budget=0.3)
     memory = cut.compile().memory
     assert cut.plan.strategy.endswith(", offloaded") and memory.host_bytes == cut.plan.bytes_offloaded > 0
     assert "offloaded, the device has no room for it at this budget" in str(cut.plan)
     got, want = function.value_and_grad(w, x), jax.value_and_grad(looped, argnums=(0, 1))(w, x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, want)
-    assert not aot.function(looped, argnums=(0, 1), cost=fast).trace(w, x).partition(budget=0.5).plan.offloaded
+    assert not aot.function(looped, argnums=(0, 1), cost=fast).trace(w, x).partition(budget=0.3).plan.offloaded

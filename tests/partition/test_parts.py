@@ -151,7 +151,7 @@ def test_a_stack_that_does_not_fit_into_the_bandwidth_is_sent_in_part():
 def test_a_budget_is_met_by_sending_a_part_and_plan_and_report_tell_it():
     rates = Roofline(flops_per_s=1e9, elementwise_per_s=1e12, bytes_per_s=1e12, host_bytes_per_s=3e7)
     w, x = np.full((24, 32, 32), 0.02, np.float32), np.full((64, 32), 0.5, np.float32)
-    cut = aot.function(deep, argnums=(0, 1), cost=rates, offload=True).trace(w, x).partition(budget=0.5)
+    cut = aot.function(deep, argnums=(0, 1), cost=rates, offload=True).trace(w, x).partition(budget=0.4)
     ((_, kept),) = cut.plan.kept_steps
     run, told = cut.compile(), f"steps 0..{24 - kept} of 24 offloaded, "
     assert told in str(cut.plan) and told in str(cut.explain(measure=False).to_dict())

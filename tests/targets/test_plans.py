@@ -81,7 +81,7 @@ def test_where_the_default_has_no_room_the_fastest_plan_that_should_fit_is_taken
 
 def test_where_nothing_should_fit_a_tpu_gets_plain_jax_and_a_gpu_the_smallest():
     deeper = DEEP[0], jax.ShapeDtypeStruct((1 << 24, 1024), "float32")
-    tpu, gpu = (aot.function(layers, target=name).trace(*deeper) for name in ("v5e-1", "l4"))
+    tpu, gpu = (aot.function(layers, target=name, tiles=False).trace(*deeper) for name in ("v5e-1", "l4"))
     assert tpu.partition().plan.strategy == "save_all"  # XLA computes again by itself
     assert gpu.partition().plan.key == gpu.planner.ranked[-1].plan.key
 
@@ -117,7 +117,7 @@ def test_products_of_sixteen_bits_take_half_the_time_and_those_of_full_precision
 
 def test_the_backend_of_a_plan_is_that_of_its_target():
     for name, platform, several in (("h100", "cuda", False), ("v5e-4", "tpu", True)):
-        wanted = replace(Backend.of((platform,)), several=several)
+        wanted = replace(Backend.of((platform,)), several=several, puts_off=True)  # over several a TPU hides sums, too
         assert aot.function(layers, target=name).trace(*LAYERS).problem.backend == wanted
 
 

@@ -73,5 +73,6 @@ def test_blocks_of_a_symbolic_number_of_rows_are_refused_without_an_export():
     with pytest.raises(TraceError) as error:
         traced.partition()
     assert str(error.value) == (
-        "tiles['args[1]'] asks for 4 blocks of b rows, a symbolic size.\nGive that size as a number, or leave it out."
+        "args[1] has sizes that are names, and a plan needs numbers.\n"
+        "Trace with numbers, or export for all sizes: aot.function(...).export(path, ..., sizes={...})."
     )
