@@ -348,6 +348,7 @@ def test_a_block_looks_on_while_functions_are_transformed(capsys):
         gradient = jax.grad(lambda w: layer(w, layer(w, x)).sum())(w)
         rows = jax.vmap(lambda row: layer(w, row))(x)
         jax.jit(layer).lower(w, x).compile()
+        jax.jit(lambda x: x + 1)(x)  # the one function that is called
     assert (gradient.shape, rows.shape, doctor.diagnoses) == ((8, 8), (4, 8), ())
     assert "fits: it takes" in capsys.readouterr().err
 
