@@ -166,7 +166,11 @@ class Target(Record):
         return struct.update(sharding=self.sharding)
 
 
-def target(name: str | Target) -> Target:
+#: A target as users give it: its name, or what `aot.target` made.
+GivenTarget = str | Target
+
+
+def target(name: GivenTarget) -> Target:
     """Return the device, or devices, that a program is planned for; they need not be here.
 
     A GPU is named with the number of devices, `"h100"` or `"h100x8"`: `h100`, `h200`, `a100-80gb`, `b200`, `l4`,

@@ -33,7 +33,7 @@ from jointcut.aot.call.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import NONFINITE, Options, name_of
 from jointcut.aot.options.policies import GivenPolicy
-from jointcut.aot.options.target import Target, refuse_to_run
+from jointcut.aot.options.target import GivenTarget, refuse_to_run
 from jointcut.aot.stages.padding.named import NamedSizes, SizeNames, failed
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
@@ -285,7 +285,7 @@ class Decorator:
         budget: Budget | None = None,
         policy: GivenPolicy | None = None,
         strategy: Strategy | None = None,
-        target: str | Target | None = None,
+        target: GivenTarget | None = None,
         offload: bool = False,
         sizes: str | None = None,
         **others: Any,
