@@ -129,7 +129,7 @@ def weigh(name: str, size: Any, is_timed: bool, runs: bool) -> Weighed:
         name,
         memory.temp,
         steps["default"].activation_bytes,
-        traced.planner.replay(cut.plan).peak_bytes,
+        cut.request.planner.replay(cut.plan).peak_bytes,
         steps["half"].activation_bytes if "half" in steps else None,
         least_bytes,
         len(steps["half"].trail) if "half" in steps else 0,

@@ -204,8 +204,15 @@ def _child(what: str, folder: str, *rest: int) -> subprocess.CompletedProcess[st
     numbers = ", ".join(map(str, rest))
     code = f"from pathlib import Path; from benchmarks import mutants; mutants.{what}(Path({folder!r}), {numbers})"
     try:
+        ours = os.environ | {"JOINTCUT_TRACEBACK": "full"}  # an outcome tells our frame
         return subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=LONGEST_S, check=False
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=ours,
+            timeout=LONGEST_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         out = error.stdout or b""

@@ -84,7 +84,7 @@ def plans(traced: Traced) -> Iterator[Plan]:
 def weighed(traced: Traced, plan: Plan) -> Pair:
     """The predicted bytes of a plan, and those of its compiled step."""
     cut = traced.partition(plan=plan)
-    predicted = round(traced.planner.candidate(plan).predicted_bytes)
+    predicted = round(cut.request.planner.candidate(plan).predicted_bytes)
     return Pair(plan.strategy, predicted, weigh(cut.jits.lowered("step")).temp_bytes)
 
 

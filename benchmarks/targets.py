@@ -273,7 +273,7 @@ class Place:
         program = cut.compile(1).programs[0]
         build_s = time.perf_counter() - start
         seconds = step_seconds([cut.forward, cut.backward], cut.plan.bytes_saved, self.goal.rates)
-        planner = cut.traced.planner
+        planner = cut.request.planner
         return Row(
             name,
             memory_of(program).temp,
@@ -308,8 +308,9 @@ class Place:
         """
         default = next(row for row in rows if row.name == DEFAULT)
         unmatched = sorted(Outcome("", "", tuple(rows)).unmatched, key=lambda row: row.taken_bytes)
-        planner = self.traced.planner
-        of_default = planner.candidate(planner.priced(self.traced.partition().plan))
+        chosen = self.traced.partition()
+        planner = chosen.request.planner
+        of_default = planner.candidate(planner.priced(chosen.plan))
         plans = {of_default.plan.key: of_default.plan}
         for theirs in unmatched:
             most_seconds = (theirs.seconds or 0.0) - (default.seconds or 0.0) + of_default.step_seconds

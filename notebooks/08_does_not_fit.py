@@ -124,8 +124,8 @@ for tile in cut.plan.tiles:
 # %% [markdown]
 # ## 3. How large a batch?
 #
-# Give the number of words a name, and ask. First with all rows together, then in blocks. (The sizes may differ
-# a little on your machine: the fastest plan within a budget depends on what it computes in a second.)
+# Give the number of words a name, and ask. First with all rows together, then in blocks. (The sizes may
+# differ a little on your machine: the fastest plan within a budget depends on what it computes in a second.)
 
 # %% tags=["varies"]
 batch = aot.shapes("b", jnp.int32)

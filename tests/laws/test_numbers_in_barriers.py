@@ -48,6 +48,6 @@ def test_every_plan_is_weighed_and_told_of_and_right(name):
     for plan in plans.values():
         again = cut.traced.partition(plan=plan)
         life = again.explain(measure=False).life
-        assert bool(life.moments) == bool(cut.traced.planner.replay(plan).peak_bytes)  # XLA may fuse everything
+        assert bool(life.moments) == bool(cut.request.planner.replay(plan).peak_bytes)  # XLA may fuse everything
         for got, expected in zip(again.compile().value_and_grad(X), want, strict=True):
             np.testing.assert_allclose(got, expected, 1e-4, 1e-6)
