@@ -34,7 +34,7 @@ from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import NONFINITE, Options, name_of
 from jointcut.aot.options.policies import GivenPolicy
 from jointcut.aot.options.target import GivenTarget, refuse_to_run
-from jointcut.aot.stages.padding.named import NamedSizes, SizeNames, failed
+from jointcut.aot.stages.padding.named import NamedSizes, SizeNames, failed, is_fault
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.nodes import value_of
@@ -98,10 +98,12 @@ class Taped:
         if sizes not in (None, DYNAMIC):
             raise TraceError(message("sizes", f"{sizes!r} is unknown.", choices(sizes, [DYNAMIC])))
         if sizes is not None:
-            refuse_padding(["check"] * self._check + list(planned))
+            refuse_beside("sizes", "ops run on padded arrays", ["check"] * self._check + list(planned))
         self._names = None if sizes is None else SizeNames()
         if planned:
-            refuse_beside(next(iter(planned)), check=self._check, roll=roll)
+            refuse_beside(
+                next(iter(planned)), "the tape runs as one program", ["check"] * self._check + ["roll"] * roll
+            )
             self._whole = Function(function, Options(argnums, has_aux, **planned))
         self.captures = Captures(self._name)
         functools.update_wrapper(self, function, updated=())
@@ -234,6 +236,8 @@ class Taped:
         try:
             return run(sizes=sizes)
         except _NEEDS_NUMBER as error:
+            if is_fault(error):
+                raise
             self.captures.note(f"{self._names.give_up(sizes, str(error))} has a program for each size: {failed(error)}")
             return None
 
@@ -353,11 +357,12 @@ class Decorator:
 tape = Decorator()
 
 
-def refuse_beside(option: str, **given: bool) -> None:
-    """Raise `TraceError` for a given option that cannot be combined with one for which the ops are one program."""
-    if names := [name for name, is_given in given.items() if is_given]:
-        what = f"is given beside {option}, with which the tape runs as one program, without {names[0]}."
-        raise TraceError(message(names[0], what, "Give one of them."))
+def refuse_beside(option: str, how: str, given: Sequence[str]) -> None:
+    """Raise `TraceError` for the first given option that cannot be combined with one, and say how that one runs."""
+    for name in given:
+        raise TraceError(
+            message(name, f"is given beside {option}, with which {how}, without {name}.", "Give one of them.")
+        )
 
 
 def refuse_unknown(others: Mapping[str, Any]) -> None:
@@ -369,13 +374,6 @@ def refuse_unknown(others: Mapping[str, Any]) -> None:
             raise TraceError(message(name, what, cure))
         known = sorted(name for name in Decorator.__call__.__annotations__ if name not in ("fun", "others", "return"))
         raise TraceError(message("aot.tape", f"has no option {name!r}.", choices(name, known)))
-
-
-def refuse_padding(given: Sequence[str]) -> None:
-    """Raise `TraceError` for the first given option that cannot be combined with sizes."""
-    for name in given:
-        what = f"is given beside sizes, with which ops run on padded arrays, without {name}."
-        raise TraceError(message(name, what, "Give one of them."))
 
 
 def _arrays(args: Sequence[Any], kwargs: dict[str, Any], sizes: NamedSizes | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from jointcut import aot
+from jointcut.aot.stages.padding.named import NamedSizes
 from jointcut.partition.errors import TraceError
 
 WIDTH = 4
@@ -298,3 +299,11 @@ def test_other_choices_are_refused(options, said):
     with pytest.raises(TraceError) as caught:
         aot.tape(perceptron, **options)
     assert str(caught.value) == said
+
+
+def test_a_fault_of_ours_is_not_taken_for_a_size_that_must_be_a_number(monkeypatch):
+    taped = aot.tape(lambda w, x: jnp.sum(jnp.tanh(x @ w)), sizes="dynamic")
+    taped.grad(jnp.ones((4, 2)), jnp.ones((3, 4)))
+    monkeypatch.delattr(NamedSizes, "padded")
+    with pytest.raises(AttributeError, match="padded"):
+        taped.grad(jnp.ones((4, 2)), jnp.ones((5, 4)))

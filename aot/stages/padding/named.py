@@ -261,3 +261,9 @@ def failed(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(our_folders())]
     line = place("", [call_text(f.filename, f.lineno or 0, f.name) for f in reversed(frames)]).line
     return f"{text} ({short_line(line)})" if line else text
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether a line of ours raised an error that is not ours by its class, which is no word about a size."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return last.filename.startswith(our_folders()) and type(error).__module__ == "builtins"

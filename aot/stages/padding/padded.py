@@ -126,12 +126,8 @@ def _leaves_rows_apart(op: PaddedOp) -> bool:
     )
 
 
-def _elementwise(op: PaddedOp, values: Sequence[Any]) -> list[Any]:
-    return op.plain(values)
-
-
 _RULES: dict[str, Callable[[PaddedOp, Sequence[Any]], list[Any]]] = {
-    **dict.fromkeys(ELEMENTWISE | SERIES, _elementwise),
+    **dict.fromkeys(ELEMENTWISE | SERIES, PaddedOp.plain),
     **MOVING,
     **JOINING,
 }
