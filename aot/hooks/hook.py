@@ -14,11 +14,11 @@ from jointcut.partition.errors import CallError, message
 from jointcut.partition.program.jax import abstract
 from jointcut.wrappers.table import Table
 
-#: The kinds of hooks, as messages name them.
-KINDS = ("on_cotangent", "pre_hook", "post_hook", "post_accumulate", "unpack", "island")
-
 #: The kind of a derivative rule that is called back: its partner is the node itself.
 ISLAND = "island"
+
+#: The kinds of hooks, as messages name them.
+KINDS = ("on_cotangent", "pre_hook", "post_hook", "post_accumulate", "unpack", ISLAND)
 
 
 class Hook:

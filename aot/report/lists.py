@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jointcut.aot.planning.budgets.pareto import Pareto, ParetoPoint
 from jointcut.aot.report.tried import SHARES, Met
-from jointcut.partition.drawing.picture import file_and_line, type_of
+from jointcut.partition.drawing.picture import JSON, file_and_line, type_of
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.plans.loops_told import in_segments
 from jointcut.partition.plans.plan import Plan
@@ -24,8 +23,6 @@ from jointcut.partition.program.graph import BRANCHES, OPEN_LOOP, STEP, Graph, O
 from jointcut.partition.program.outline import PSEUDO, Outline
 from jointcut.partition.program.sides import first_met
 from jointcut.partition.search.budget import Planner
-
-JSON = dict[str, Any]
 
 _MOST_NAMES = 3  # names of ops on a line
 

@@ -46,10 +46,11 @@ class Measured(Record):
     def __str__(self) -> str:
         """Return a table with a row for bytes and one for seconds, and what the rows rest on."""
         runs, least, most = len(self.run_seconds), min(self.run_seconds), max(self.run_seconds)
+        peaks, times = (self.peak_bytes, self.predicted_bytes), (self.seconds, self.predicted_seconds)
         rows = [
             ("", "predicted", "measured", "ratio"),
-            ("peak of a step", human_bytes(self.predicted_bytes), human_bytes(self.peak_bytes), self._bytes_ratio),
-            ("time of a step", human_seconds(self.predicted_seconds), human_seconds(self.seconds), self._seconds_ratio),
+            ("peak of a step", human_bytes(self.predicted_bytes), human_bytes(self.peak_bytes), _ratio(*peaks)),
+            ("time of a step", human_seconds(self.predicted_seconds), human_seconds(self.seconds), _ratio(*times)),
         ]
         lines = [
             f"  {name:<14}  {predicted:>9}  {measured:>9}  {ratio:>5}" for name, predicted, measured, ratio in rows
@@ -60,13 +61,9 @@ class Measured(Record):
             notes.append(f"  the device had at most {human_bytes(self.device_bytes)} in use since the process began")
         return "\n".join([f"{self.name}, on {self.backend}", *(line.rstrip() for line in lines), *notes])
 
-    @property
-    def _bytes_ratio(self) -> str:
-        return f"{self.peak_bytes / self.predicted_bytes:.2f}" if self.predicted_bytes else ""
 
-    @property
-    def _seconds_ratio(self) -> str:
-        return f"{self.seconds / self.predicted_seconds:.2f}" if self.predicted_seconds else ""
+def _ratio(measured: float, predicted: float) -> str:
+    return f"{measured / predicted:.2f}" if predicted else ""
 
 
 def timed(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], rounds: int) -> tuple[float, ...]:

@@ -111,8 +111,8 @@ def tree_wrapper(
 
     @functools.cache
     def describe() -> Descriptors:
-        plain, wanted = replace(options, wrappers=()), tuple(i for i, info in enumerate(inputs) if info.requires_grad)
-        wrapped, mask = wrapped_for(function, shapes, inputs, plain), [i in wanted for i in range(len(shapes.leaves))]
+        plain, mask = replace(options, wrappers=()), [info.requires_grad for info in inputs]
+        wanted, wrapped = tuple(i for i, on in enumerate(mask) if on), wrapped_for(function, shapes, inputs, plain)
         target, paths = wrapped.target, [slot.path for slot in wrapped.target.convention.inputs]
         known = options.has_aux, mask, paths, target.places, options.conventions
         program = joint(target.function, shapes.unique, *known)

@@ -2,8 +2,8 @@
 
 The function runs on tracers that hold numbers. Each op that a gradient flows through is recorded with the residuals of
 its backward. A sweep orders the recorded ops and their hooks, and separates structure from values. For each structure
-the backward is traced and compiled once. A tape corresponds to PyTorch's compiled autograd. With a budget or a policy
-no residuals are kept: the recorded ops run again as one step of `aot.function`.
+the backward is traced and compiled once. A tape corresponds to PyTorch's compiled autograd. With a budget, a policy, a
+strategy, a target or `offload` no residuals are kept: the recorded ops run again as one step of `aot.function`.
 
 Files, in reading order:
 

@@ -129,7 +129,7 @@ class Capture:
     @property
     def text(self) -> str:
         """The backward as graph text, after a line for each hook and island that is called back."""
-        called = [f"// called back: the {_hook(words)}" for words in self.sketch.called]
+        called = [f"// called back: the {words}" for words in self.sketch.called]
         return "\n".join([*called, show(self.graph)])
 
 
@@ -268,12 +268,8 @@ def _runs(sketch: Sketch) -> dict[str, int]:
 
 
 def _hooks(new: Sketch, old: Sketch) -> Iterator[str]:
-    yield from (f"the {_hook(name)} is new" for name in new.hooks if name not in old.hooks)
-    yield from (f"the {_hook(name)} is gone" for name in old.hooks if name not in new.hooks)
-
-
-def _hook(name: str) -> str:
-    return name if name.startswith(ISLAND) else f"hook {name}"
+    yield from (f"the {name} is new" for name in new.hooks if name not in old.hooks)
+    yield from (f"the {name} is gone" for name in old.hooks if name not in new.hooks)
 
 
 def _order(new: Sketch, old: Sketch) -> Iterator[str]:
@@ -299,7 +295,7 @@ def _within(new: Sketch, old: Sketch) -> Iterator[str]:
     for hook, (key, now), (old_key, then) in zip(new.hooks, new.hook_keys, old.hook_keys, strict=True):
         read = (f"{name} is {x} instead of {then.get(name)}" for name, x in now.items() if x != then.get(name))
         if key != old_key:
-            yield f"in the {_hook(hook)} {next(read, 'an object or an array is another')}"
+            yield f"in the {hook} {next(read, 'an object or an array is another')}"
 
 
 def _kinds(op: str, new: Record, old: Record, line: str) -> Iterator[str]:
@@ -318,8 +314,8 @@ def _kinds(op: str, new: Record, old: Record, line: str) -> Iterator[str]:
 
 
 def _named(place: Place) -> str:
-    """Return a hook in words: `on_cotangent clip at train.py:12`."""
-    return f"{place.kind} {place.named}"
+    """Return a hook in words: `hook on_cotangent clip at train.py:12`; an island has no `hook` before it."""
+    return f"{'' if place.kind == ISLAND else 'hook '}{place.kind} {place.named}"
 
 
 def _value(node: Node) -> str:

@@ -166,8 +166,9 @@ def _named_shape(x: Any) -> Any:
 
 def _number(tape: Recording, x: Any) -> Any:
     """Return the array of a value of the tape, and the number of a size that has a name."""
-    is_size = tape.sizes is not None and is_symbolic([x])
-    return numbers([x], tape.sizes.true)[0] if is_size and tape.sizes is not None else value_of(x)
+    if tape.sizes is not None and is_symbolic([x]):
+        return numbers([x], tape.sizes.true)[0]
+    return value_of(x)
 
 
 def _copied(argument: Any) -> Any:

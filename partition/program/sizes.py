@@ -25,7 +25,7 @@ from jointcut.partition.errors import GraphError, message
 from jointcut.partition.program.jax import abstract, jaxprs, user_source
 from jointcut.partition.program.jax.jaxprs import Atom, ClosedJaxpr, Equation, Jaxpr, Literal, Var
 
-_AS_VALUE = "dim_as_value"  # JAX's equation that makes an integer array of a symbolic size
+AS_VALUE = "dim_as_value"  # JAX's equation that makes an integer array of a symbolic size
 
 _CALLED = {"floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min}
 _OF_ARRAYS = {"floordiv": jnp.floor_divide, "mod": jnp.mod, "max": jnp.maximum, "min": jnp.minimum}
@@ -214,7 +214,7 @@ class _Numbered:
             what = "uses a jax.Ref of symbolic size, for which no plan is made."
             raise GraphError(message(where, what, "Give its sizes as numbers, or return what it holds instead."))
         outvars = list(map(self.atom, eqn.outvars))
-        if eqn.primitive.name == _AS_VALUE:
+        if eqn.primitive.name == AS_VALUE:
             return _known(eqn, self.held(eqn.params["dim"]), outvars)
         params = {key: self.held(param) for key, param in eqn.params.items()}
         return eqn.replace(invars=list(map(self.atom, eqn.invars)), outvars=outvars, params=params)

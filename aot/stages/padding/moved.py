@@ -18,11 +18,6 @@ from jointcut.partition.program.sizes import grows, is_symbolic, numbers
 _CLIP, _FILL = lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP
 
 
-def _as_it_is(op: PaddedOp, values: Sequence[Any]) -> list[Any]:
-    """Run an equation that leaves each element in its place along padded axes."""
-    return op.plain(values)
-
-
 def _taken(x: Any, axis: int, start: Any, count: int, stride: int = 1) -> Any:
     """Return `count` elements along an axis from `start` on; those beyond the end repeat the last."""
     places = start + stride * jnp.arange(count, dtype=np.int32)
@@ -31,14 +26,13 @@ def _taken(x: Any, axis: int, start: Any, count: int, stride: int = 1) -> Any:
 
 def _sliced(op: PaddedOp, values: Sequence[Any]) -> list[Any]:
     params, (x,) = op.eqn.params, values
-    strides = params["strides"] or (1,) * x.ndim
-    if not is_symbolic(params["start_indices"]) and all(
-        _reach(start, count, stride) <= size
-        for start, count, stride, size in zip(params["start_indices"], op.padded, strides, x.shape, strict=True)
-    ):
-        starts, ends = params["start_indices"], zip(params["start_indices"], op.padded, strides, strict=True)
-        return [lax.slice(x, starts, [_reach(*end) for end in ends], strides)]
-    for axis, (start, count, stride) in enumerate(zip(params["start_indices"], op.padded, strides, strict=True)):
+    starts, strides = params["start_indices"], params["strides"] or (1,) * x.ndim
+    slices = list(zip(starts, op.padded, strides, strict=True))
+    if not is_symbolic(starts):
+        ends = [_reach(*each) for each in slices]
+        if all(end <= size for end, size in zip(ends, x.shape, strict=True)):
+            return [lax.slice(x, starts, ends, strides)]
+    for axis, (start, count, stride) in enumerate(slices):
         x = _taken(x, axis, op.extents.of(start), count, stride)
     return [x]
 
@@ -175,31 +169,29 @@ def _indices(op: PaddedOp, windows: Sequence[Any], axes: Sequence[int], indices:
 
 def _gathered(op: PaddedOp, values: Sequence[Any]) -> list[Any]:
     (x, indices), params = values, op.eqn.params
-    numbers_ = params["dimension_numbers"]
+    dims = params["dimension_numbers"]
     mode = lax.GatherScatterMode.from_any(params["mode"])
-    indices = _indices(op, params["slice_sizes"], numbers_.start_index_map, indices, mode)
+    indices = _indices(op, params["slice_sizes"], dims.start_index_map, indices, mode)
     return op.plain([x, indices], indices_are_sorted=False, unique_indices=False)
 
 
 def _scattered(op: PaddedOp, values: Sequence[Any]) -> list[Any]:
     """Scatter; padded updates get an index outside of the array, and padded parts of windows add zero."""
     (x, indices, updates), params, name = values, op.eqn.params, op.eqn.primitive.name
-    numbers_, mode = params["dimension_numbers"], lax.GatherScatterMode.from_any(params["mode"])
+    dims, mode = params["dimension_numbers"], lax.GatherScatterMode.from_any(params["mode"])
     windows: list[Any] = [1] * x.ndim
-    batched = (*numbers_.inserted_window_dims, *numbers_.operand_batching_dims)
+    batched = (*dims.inserted_window_dims, *dims.operand_batching_dims)
     free = [axis for axis in range(x.ndim) if axis not in batched]
-    for axis, at in zip(free, numbers_.update_window_dims, strict=True):
+    for axis, at in zip(free, dims.update_window_dims, strict=True):
         windows[axis] = op.shapes[2][at]
         partial = is_symbolic([windows[axis], op.shapes[0][axis]]) and windows[axis] != op.shapes[0][axis]
         if partial and name not in SUMS:
             raise op.refuse("writes part of an axis")
-    indices = _indices(op, windows, numbers_.scatter_dims_to_operand_dims, indices, mode)
+    indices = _indices(op, windows, dims.scatter_dims_to_operand_dims, indices, mode)
     rows = op.extents.valid(op.shapes[1], range(indices.ndim - 1))
     if rows is not None:
         if mode != _FILL:
-            indices = _inside(
-                indices, numbers_.scatter_dims_to_operand_dims, x.shape, numbers(windows, op.extents.bucket)
-            )
+            indices = _inside(indices, dims.scatter_dims_to_operand_dims, x.shape, numbers(windows, op.extents.bucket))
         indices = lax.select(rows, indices, lax.full_like(indices, -1))
         mode = _FILL
     if name in SUMS:
@@ -223,11 +215,11 @@ def _drawn(op: PaddedOp, values: Sequence[Any]) -> list[Any]:
 
 #: For each primitive that moves elements: its rule.
 MOVING: dict[str, Callable[[PaddedOp, Sequence[Any]], list[Any]]] = {
-    "broadcast_in_dim": _as_it_is,
-    "expand_dims": _as_it_is,
-    "iota": _as_it_is,
-    "squeeze": _as_it_is,
-    "transpose": _as_it_is,
+    "broadcast_in_dim": PaddedOp.plain,
+    "expand_dims": PaddedOp.plain,
+    "iota": PaddedOp.plain,
+    "squeeze": PaddedOp.plain,
+    "transpose": PaddedOp.plain,
     "slice": _sliced,
     "rev": _reversed,
     "concatenate": _joined,

@@ -20,11 +20,9 @@ from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.jax.jaxprs import Equation, Literal, Var
 from jointcut.partition.program.primitives import CALLS, COND, ELEMENTWISE, REGION, SERIES, WHILE
 from jointcut.partition.program.roles import Role
-from jointcut.partition.program.sizes import grows, holds_sizes, is_symbolic, with_numbers
+from jointcut.partition.program.sizes import AS_VALUE, grows, holds_sizes, is_symbolic, with_numbers
 from jointcut.partition.program.ties import ties
 from jointcut.partition.rewrite import simplify
-
-_AS_VALUE = "dim_as_value"
 
 
 def padded_joint(program: Joint, names: Sequence[str], bucket: Mapping[str, int]) -> Joint:
@@ -101,7 +99,7 @@ def _results(op: PaddedOp, values: Sequence[Any]) -> list[Any]:
     shapes = [*op.shapes, *(tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars)]
     if not all(grows(str(n)) for shape in shapes for n in shape if is_symbolic([n])):
         raise op.refuse("has a size that may be larger where the others are smaller")
-    if name == _AS_VALUE:
+    if name == AS_VALUE:
         size = op.extents.of(eqn.params["dim"])
         return [abstract.typed(jnp.asarray(size), op.eqn.outvars[0].aval)]
     if name in _WITH_BODIES:
