@@ -80,12 +80,12 @@ def bounded_class(*apart: str) -> Callable[[type[T]], type[T]]:
 def users_frame() -> FrameType:
     """Return the innermost frame that is neither ours nor JAX's."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and is_hidden(frame.f_code.co_filename):
+    while frame.f_back is not None and _is_hidden(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
-def is_hidden(file: str) -> bool:
+def _is_hidden(file: str) -> bool:
     """Whether a source file is ours or JAX's."""
     return file.startswith((*our_folders(), _JAX))
 
@@ -124,7 +124,7 @@ def _shortened(tb: TracebackType | None) -> TracebackType | None:
     is_inside = False
     for part in _parts(tb):
         file = part.tb_frame.f_code.co_filename
-        is_inside = is_hidden(file) or (is_inside and file == contextlib.__file__)
+        is_inside = _is_hidden(file) or (is_inside and file == contextlib.__file__)
         if not is_inside:
             kept.append(part)
     last = None

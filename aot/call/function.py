@@ -197,7 +197,8 @@ class Function:
         self._binder = Binder(self._statics)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
         self._inside = CallsInside(self._function, self._options, self._name, self._uncut, self._unmeasured)
-        self.__dict__.pop("_cached_calls", None)
+        for name in ("_cached_calls", "_without_hooks"):
+            self.__dict__.pop(name, None)
 
     def trace_update(self, params: Any, state: Any, *args: Any, update: Any, sweeps: int = 1, **kwargs: Any) -> Traced:
         """Trace a step of `value_and_update` for these arguments, arrays or `jax.ShapeDtypeStruct`, without computing.

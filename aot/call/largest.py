@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ from jointcut.aot.options.limits import Budget, free_bytes, limit
 from jointcut.aot.options.options import name_of, with_budget
 from jointcut.aot.options.target import Target
 from jointcut.aot.options.target import target as target_named
+from jointcut.aot.planning.asked import is_at
 from jointcut.aot.planning.largest_size import largest_size
 from jointcut.aot.planning.request import Request
 from jointcut.aot.planning.size_search import FIRST, TriedSize
@@ -35,7 +35,6 @@ from jointcut.wrappers.boundary import bounded
 from jointcut.wrappers.record import Record
 
 _DEVICE = "device"
-_NAME = re.compile(r"[A-Za-z_]\w*")
 _TOLD = TextWrapper(100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 #: At least so many sizes below a number are looked at for an allowed one, before half of the number is.
@@ -165,7 +164,7 @@ def largest_of(
     def request(size: int) -> Request:
         call = traced(size)
         given = dict(call.options.shapes)
-        asked = {path: spec for path, spec in given.items() if {*_NAME.findall(spec)} & asking.keys()}
+        asked = {path: spec for path, spec in given.items() if symbolic.names(spec) & asking.keys()}
         options = replace(call.options, tiles=asking or False, shapes={**given, **named, **asked})
         return replace(call, options=with_budget(options, budget_bytes)).request.in_asked_blocks
 
@@ -187,7 +186,7 @@ def _rows_of_blocks(axis: str, asking: Mapping[str, int], named: Mapping[str, st
     `given` are the user's own names for sizes, `named` those with the axis.
     """
     alike = [path for path, shape in named.items() if _first(shape) == axis]
-    also = (_first(spec) for path, spec in given.items() if any(leaf.startswith(path) for leaf in alike))
+    also = (_first(spec) for path, spec in given.items() if any(is_at(leaf, path) for leaf in alike))
     having = {axis, *alike, *also}
     return max((max(blocks, 2) for name, blocks in asking.items() if name in having), default=1)
 

@@ -60,7 +60,7 @@ def _seed(program: Joint, name: str, blocks: int, named: Shapes) -> Tile:
     rows = rows_of(program, name, where, named)
     value = max(rows, key=lambda n: abstract.aval_bytes(numbered[n].aval))
     count, path = numbered[value].aval.shape[rows[value]], program.roles.input_path(value)
-    array = path if _is_at(path, name) else f"{name} of {path}"
+    array = path if is_at(path, name) else f"{name} of {path}"
     seed = Tile(value, rows[value], 0, blocks, array=array, over=_axes_of(program, rows, where))
     if blocks > (count := _rows_of_a_device(program, seed)) or count < 2:
         what = f"asks for {counted(blocks, 'block')} of {counted(count, 'row')}{' of each device' * bool(seed.over)}."
@@ -152,7 +152,7 @@ def _arrays_at(program: Joint, path: str, where: str, others: Iterable[str] = ()
     """
     inputs = enumerate(zip(program.roles.input_paths, variables(program.closed), program.roles.inputs, strict=False))
     primals = {n: (at, getattr(v.aval, "shape", ())) for n, (at, v, role) in inputs if role is Role.PRIMAL}
-    sizes = {at: shape[0] for at, shape in primals.values() if shape and _is_at(at, path)}
+    sizes = {at: shape[0] for at, shape in primals.values() if shape and is_at(at, path)}
     if not sizes:
         known = [*others, *(at for at, shape in primals.values() if shape)]
         raise TraceError(message(where, "names no argument with rows.", _cure(path, known, has_names=bool(others))))
@@ -173,7 +173,7 @@ def _cure(path: str, known: Sequence[str], *, has_names: bool) -> str:
     return f"If it is a size, say of which argument: shapes={{{like!r}: '{path}, ...'}}. {told}"
 
 
-def _is_at(path: str, prefix: str) -> bool:
+def is_at(path: str, prefix: str) -> bool:
     """Whether a path is another one, or leads on from it."""
     return path.startswith(prefix) and path[len(prefix) :][:1] in ("", ".", "[")
 
@@ -188,7 +188,7 @@ def named_shapes(program: Joint, given: Mapping[str, str]) -> Shapes:
     inputs = zip(program.roles.input_paths, variables(program.closed), program.roles.inputs, strict=False)
     arrays = {path: v.aval for path, v, role in inputs if role is Role.PRIMAL}
     for prefix, spec in given.items():
-        at = {path: aval for path, aval in arrays.items() if _is_at(path, prefix) and hasattr(aval, "shape")}
+        at = {path: aval for path, aval in arrays.items() if is_at(path, prefix) and hasattr(aval, "shape")}
         if not at:
             cure = _cure(prefix, [*arrays], has_names=True)
             raise CallError(message(f"shapes[{prefix!r}]", "names no array of the arguments.", cure))

@@ -110,8 +110,7 @@ def on_devices(problem: Problem, goal: Target | None, program: Joint) -> Problem
         return problem
     if (memory_bytes := memory_for(goal)) is not None:
         problem = replace(problem, room_bytes=max(0, memory_bytes - program.fixed_bytes))
-    count = 1 if program.laid is None else program.laid.layout.mesh.size
-    if count == 1:
+    if (count := problem.graph.devices) == 1:
         return problem
     return replace(problem, remarks=(*problem.remarks, f"all bytes are those of one of {count} devices"))
 

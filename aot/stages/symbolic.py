@@ -23,7 +23,7 @@ from jointcut.aot.options.options import Options, name_of, wanted_plan
 from jointcut.aot.stages import tracing
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.traced import Traced
-from jointcut.aot.trace.blame import line_of
+from jointcut.aot.trace.blame import line_of_error
 from jointcut.aot.trace.shapes import checked_sizes, concrete, in_one_scope
 from jointcut.partition.errors import BudgetError, PlanError, TraceError, message
 from jointcut.partition.lower import verify
@@ -222,7 +222,7 @@ def _explained(name: str) -> Iterator[None]:
         is_comparison = isinstance(error, jax.errors.InconclusiveDimensionOperation)
         if isinstance(error, TraceError) or not (is_comparison or re.search("_DimExpr|Symbolic dimension", text)):
             raise
-        what = f"asks of a symbolic size what only a number can answer{line_of(error)}: {text.strip()}"
+        what = f"asks of a symbolic size what only a number can answer{line_of_error(error)}: {text.strip()}"
         cure = (
             "A function that branches on a size, or counts with it in Python, is exported with that size as a number; "
             "a comparison may be settled by a constraint, such as constraints=('b >= 2',)."

@@ -62,7 +62,7 @@ def explained(
     except (NotImplementedError, ValueError) as error:
         if isinstance(error, JointcutError) or not re.match(_JAX_ON_RULES, str(error)):
             raise
-        what = f"cannot be differentiated{'' if function is None else line_of(error)}: {error}"
+        what = f"cannot be differentiated{'' if function is None else line_of_error(error)}: {error}"
         cure = "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
         raise DerivativeError(message(name, what, cure)) from error
     except Exception as error:
@@ -136,7 +136,7 @@ def _place(function: Any) -> str:
     return "" if code is None else f" at {code.co_filename}:{code.co_firstlineno}"
 
 
-def line_of(error: BaseException) -> str:
+def line_of_error(error: BaseException) -> str:
     """Return the user's line that led to an error, ` at file:line (function)`; empty if it is one of ours.
 
     JAX hands on the calls that made an equation as the cause of an error in its derivative.

@@ -104,13 +104,9 @@ class Rows:
                 folds = any(map(_is_fold, results)) and not any(map(_is_fold, given))
                 self.ends += ends or [(eqn, places)] * (MET not in given and (meets or folds))
 
-    def another(self) -> Rows:
-        """The rows of a program inside an equation, not followed yet."""
-        return Rows()
-
     def look_into(self, eqn: Equation, programs: Sequence[tuple[Any, Sequence[Place]]]) -> list[list[Place]]:
         """Follow rows through programs inside an equation, from the places of inputs to the places of results."""
-        inside = [_through(self.another(), program, places) for program, places in programs]
+        inside = [_through(type(self)(), program, places) for program, places in programs]
         self.inside[id(eqn)] = inside
         outvars = [jaxprs.opened(program)[0].outvars for program, _ in programs]
         return [[rows.place(v) for v in variables] for rows, variables in zip(inside, outvars, strict=True)]

@@ -134,7 +134,7 @@ class Nested:
         checkpoint_bytes: the bytes of one checkpoint.
         rows: the operands of the op, by their places, that have a row for each checkpoint; none if the number was given
             by a user.
-        most: the number of checkpoints that a budget may give it; 0 if that is no more than `checkpoints`.
+        most: the number of checkpoints that a budget may give it; none besides if it is no more than `checkpoints`.
     """
 
     trips: int | None

@@ -12,7 +12,7 @@ import ast
 import functools
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,21 +50,26 @@ def number(size: Any, sizes: Mapping[str, int]) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _number(text: str, sizes: tuple[tuple[str, int], ...]) -> int:
-    known = dict(sizes)
-    spelled = _NAME.sub(lambda match: str(known.get(match[0], match[0])), text)
-    return _value(ast.parse(spelled.replace("^", "**"), mode="eval").body)
+    return _computed(_parsed(text), dict(sizes), _CALLED)
 
 
-def _value(node: ast.expr) -> int:
+def _parsed(size: Any) -> ast.expr:
+    return ast.parse(str(size).replace("^", "**"), mode="eval").body
+
+
+def _computed(node: ast.expr, known: Mapping[str, Any], called: Mapping[str, Callable[[Any, Any], Any]]) -> Any:
+    """Compute a size from values for its names, which may be numbers or arrays, by functions for these."""
     match node:
         case ast.Constant(value=int(value)):
             return value
+        case ast.Name(id=name):
+            return known[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand)
+            return -_computed(operand, known, called)
         case ast.BinOp(left=left, op=op, right=right):
-            return _WRITTEN[type(op)](_value(left), _value(right))
+            return _WRITTEN[type(op)](_computed(left, known, called), _computed(right, known, called))
         case ast.Call(func=ast.Name(id=name), args=[left, right]):
-            return _CALLED[name](_value(left), _value(right))
+            return called[name](_computed(left, known, called), _computed(right, known, called))
         case _:
             raise AssertionError(f"JAX writes no size as {ast.unparse(node)}")
 
@@ -86,27 +91,13 @@ def holds_sizes(held: Any) -> bool:
 
 def array_of(size: Any, known: Mapping[str, Any]) -> Any:
     """Compute a size from integer arrays for its names."""
-    return _computed(ast.parse(str(size).replace("^", "**"), mode="eval").body, known)
-
-
-def _computed(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Name(id=name):
-            return known[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_computed(operand, known)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _WRITTEN[type(op)](_computed(left, known), _computed(right, known))
-        case ast.Call(func=ast.Name(id=name), args=[left, right]):
-            return _OF_ARRAYS[name](_computed(left, known), _computed(right, known))
-        case _:
-            return _value(node)
+    return _computed(_parsed(size), known, _OF_ARRAYS)
 
 
 @functools.lru_cache(maxsize=4096)
 def grows(size: Any) -> bool:
     """Whether a size never becomes smaller where its names become larger, as `2*b + 1` does, and `c - b` does not."""
-    return _direction(ast.parse(str(size).replace("^", "**"), mode="eval").body) in (0, 1)
+    return _direction(_parsed(size)) in (0, 1)
 
 
 def _direction(node: ast.expr) -> int | None:

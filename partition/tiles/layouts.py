@@ -100,10 +100,6 @@ class Along(Rows):
 
     moves: list[tuple[Equation, Any, bool]] = field(default_factory=list)
 
-    def another(self) -> Along:
-        """The same of a program inside an equation."""
-        return Along()
-
     def follow(self, eqns: Iterable[Equation]) -> None:
         """Follow the values through equations; what is summed up over devices is whole on each."""
         self.moves.clear()

@@ -210,3 +210,21 @@ def test_a_fault_of_ours_keeps_all_frames(monkeypatch):
     with pytest.raises(TypeError, match="'NoneType' object is not callable") as caught:
         aot.function(fails).trace(W)
     assert files(caught.value)[-1] == tracing.__file__
+
+
+def test_clear_cache_forgets_the_steps_whose_hooks_see_sums():
+    made = []
+
+    def net(w, x):
+        made.append(1)
+        return jnp.sum(jnp.tanh(x * aot.post_accumulate(w, print)))
+
+    function, sums = aot.function(net), jax.new_ref(jnp.zeros(()))
+    step = function.accumulate_into(sums)
+    step(2.0, jnp.ones(3))
+    first = len(made)
+    step(2.0, jnp.ones(3))
+    assert len(made) == first
+    function.clear_cache()
+    function.accumulate_into(sums)(2.0, jnp.ones(3))
+    assert len(made) == 2 * first

@@ -38,8 +38,8 @@ def told(budget: Limit, program: Joint, devices: int | None) -> Iterator[None]:
         count = jax.device_count() if devices is None else devices
         if budget.peak_bytes is not None and count > 1 and _is_whole(program):
             error.add_note(_note(budget, program, devices, count))
-        elif (laid := program.laid) is not None and laid.layout.mesh.size > 1 and not runtime.tracing():
-            error.add_note(f"All of these are bytes of one of {laid.layout.mesh.size} devices.")
+        elif (count := program.graph.devices) > 1 and not runtime.tracing():
+            error.add_note(f"All of these are bytes of one of {count} devices.")
             for note in _too_large(budget, program):
                 error.add_note(note)
         raise
