@@ -74,14 +74,15 @@ def works_on_tracers(function: Callable[..., Any], arguments: Sequence[Any]) -> 
 
 
 def values_read(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays that a function reads, with the names of the variables that hold them."""
+    """Yield the arrays that a function reads, each by its variable and its path in that: `model['mean']`."""
     if isinstance(function, functools.partial):
         yield from values_read(function.func)
         held = {f"argument {i}": x for i, x in enumerate(function.args)} | function.keywords
     else:
         held = _variables(function)
     for name, value in held.items():
-        yield from ((name, x) for x in jax.tree.leaves(value) if isinstance(x, jax.Array))
+        leaves, _ = jax.tree_util.tree_flatten_with_path(value)
+        yield from ((f"{name}{jax.tree_util.keystr(path)}", x) for path, x in leaves if isinstance(x, jax.Array))
 
 
 def constants_read(function: Callable[..., Any]) -> dict[str, str]:
