@@ -1,8 +1,9 @@
 """Read the variables that a hook's function reads, so that equal hooks share a program.
 
-They are the variables around it, the globals that it names, and the attributes of the object that it is, or that it is
-a method of. Arrays among variables are inputs of the program. So are Python floats, such as a threshold that changes
-from step to step, unless the function needs one as a number: `numbers` says which.
+They are the variables around it, the globals that it names, those of the functions of its file that it calls, and the
+attributes of the object that it is, or that it is a method of. Arrays among its own variables are inputs of the
+program. So are Python floats, such as a threshold that changes from step to step, unless the function needs one as a
+number: `numbers` says which.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def identity(function: Callable[..., Any], numbers: bool = False) -> Any:
         (name, jax.typeof(x) if _is_input(x, numbers) else _known(x)) for name, x in _variables(function).items()
     )
     defaults = tuple(map(_known, function.__defaults__ or ())), _items(function.__kwdefaults__ or {})
-    return function.__code__, read, id(function.__globals__), defaults
+    others = tuple((each.__code__, _items(_variables(each))) for each in _called(function))
+    return function.__code__, read, id(function.__globals__), defaults, others
 
 
 def arrays_read(function: Callable[..., Any], numbers: bool = False) -> tuple[Any, ...]:
@@ -93,7 +95,8 @@ def constants_read(function: Callable[..., Any]) -> dict[str, str]:
     if not isinstance(function, types.FunctionType):
         attributes = _attributes(_holder(function)).items()
         return {name: repr(x) for name, x in attributes if not isinstance(_known(x), int)}
-    held = {name: x for name, x in _variables(function).items() if not isinstance(x, jax.Array | types.ModuleType)}
+    read = {name: x for each in (*_called(function), function) for name, x in _variables(each).items()}
+    held = {name: x for name, x in read.items() if not isinstance(x, jax.Array | types.ModuleType)}
     bound = inspect.signature(function).parameters.items()
     defaults = {name: given.default for name, given in bound if given.default is not inspect.Parameter.empty}
     return {name: repr(x) for name, x in (held | defaults).items()}
@@ -109,20 +112,29 @@ def described(function: Callable[..., Any]) -> str:
 
 
 def _variables(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the variables that a function reads, by name: those around it, and globals; others are not followed."""
+    """Return the variables that a function reads, by name: those around it, and globals."""
     if not isinstance(function, types.FunctionType):
         return {}
     around = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     full = {name: cell.cell_contents for name, cell in around if _is_full(cell)}
     scope = function.__globals__
-    return {name: scope[name] for name in _globals_named(function.__code__) if name in scope} | full
+    return {name: scope[name] for name in globals_named(function.__code__) if name in scope} | full
+
+
+def _called(function: types.FunctionType) -> list[types.FunctionType]:
+    """Return the functions of the same file that a function names, and those that these name, each once."""
+    found = [function]
+    for each in found:
+        named = (x for x in _variables(each).values() if isinstance(x, types.FunctionType))
+        found += dict.fromkeys(x for x in named if x.__globals__ is function.__globals__ and x not in found)
+    return found[1:]
 
 
 @functools.lru_cache(1024)
-def _globals_named(code: types.CodeType) -> tuple[str, ...]:
+def globals_named(code: types.CodeType) -> tuple[str, ...]:
     """Return the names of the globals that a function reads, and functions that it defines."""
     own = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    inner = (name for const in code.co_consts if isinstance(const, types.CodeType) for name in _globals_named(const))
+    inner = (name for const in code.co_consts if isinstance(const, types.CodeType) for name in globals_named(const))
     return tuple(sorted({*own, *inner}))
 
 

@@ -30,6 +30,18 @@ class Clip:
 CLIP = Clip()
 
 
+def clipped(ct):
+    return jnp.clip(ct, -LIMIT, LIMIT) if ct.ndim < 9 else again(ct)
+
+
+def again(ct):
+    return clipped(ct[0])
+
+
+def through_another(ct):
+    return clipped(ct)
+
+
 def taped(hook):
     return aot.tape(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), hook, traced=True) ** 2))
 
@@ -54,6 +66,7 @@ FIRST = "the first call"
 HOOKS = {
     "global": (in_a_global, lambda ct: jnp.clip(ct, -LIMIT, LIMIT), [FIRST]),
     "global of an inner function": (in_a_global, lambda ct: (lambda: jnp.clip(ct, -LIMIT, LIMIT))(), [FIRST]),
+    "global of a function that it calls": (in_a_global, through_another, [FIRST, "LIMIT is 0.25 instead of 0.5"]),
     "dict": (
         in_a_dict,
         lambda ct: jnp.clip(ct, -SETTINGS["limits"][0], SETTINGS["limits"][0]),
