@@ -132,6 +132,7 @@ class CachedCalls:
             donated=() if request.kind == "pair" else tuple(sorted(bound.leaves_of(*options.donated))),
             has_aux=options.has_aux,
             keep_unused=options.keep_unused,
+            compiler_options=options.compiler_options,
             sparse=options.sparse_gradients if request.kind == "step" else (),
             derivatives=None if request.kind == "call" else options.conventions,
             how=None if request.kind == "call" else (*how, options.error, options.tiles, options.shapes),

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jointcut.aot.call.function import Function
@@ -64,6 +64,7 @@ def function(
     target: str | Target | None = None,
     tiles: GivenTiles = True,
     shapes: GivenShapes = (),
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -125,6 +126,8 @@ def function(
         tiles: where no choice of residuals holds a budget, rows that do not meet run in blocks, by default also where a
             GPU's or TPU's model finds it smaller, not slower. False prevents it, `{"args[1]": 4}` or `{"b": 4}` asks.
         shapes: names for sizes of arguments, as `aot.shapes` writes them: `{"args[1]": "b, ..."}`. `tiles` reads them.
+        compiler_options: XLA's options for all programs of the function, by name, as in `jax.jit`; budgets weigh with
+            them. As in JAX, a call inside a transformation is refused with them. An artefact does not hold them.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -137,5 +140,6 @@ def function(
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy, offload
-    options = Options(argnums, *given, *more, check_offload, saved_arrays, spill, error, devices, target, tiles, shapes)
+    rest = check_offload, saved_arrays, spill, error, devices, target, tiles, shapes, compiler_options
+    options = Options(argnums, *given, *more, *rest)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

@@ -25,6 +25,7 @@ from jointcut.aot.options import options as choosing
 from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import Options
 from jointcut.aot.options.target import refuse_to_run
+from jointcut.aot.options.xla import refuse_inside
 from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
@@ -270,6 +271,7 @@ class Function:
         return signature.made.of(("watched", kind), lambda: watched(runner, lambda: cut().made, self._unchecked))
 
     def _warn_inside(self) -> None:
+        refuse_inside(self._name, self._options.compiler_options)
         if self._options.check is not None:
             self._unchecked()
         if self._options.cache and self._options.budget is None:  # whose plan would be kept

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.options.options import Options, name_of, refuse_update
+from jointcut.aot.options.xla import refuse_inside
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.runner import Runner
 from jointcut.aot.run.unchecked import UncachedUpdate, Unchecked
@@ -84,6 +85,7 @@ class Updating:
         if self._options.cache and self._options.budget is None:
             self._uncached()
         if runtime.tracing():
+            refuse_inside(self._name, self._options.compiler_options)
             return self._cut(signature, bound).made.open
         if debug.is_on():
             return self._cut(signature, bound).checked()

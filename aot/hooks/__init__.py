@@ -2,7 +2,7 @@
 
 Files, in reading order:
 
-    closures: Read the variables that a hook's function closes over, so that equal hooks share a program.
+    closures: Read the variables that a hook's function reads, so that equal hooks share a program.
     hook: Hold the functions that are called with cotangents, and check their results.
     islands: Call back derivative rules that JAX cannot trace, such as a rule that computes with numpy.
     saved_arrays: Hold two functions that saved arrays pass through: one where they are kept, one where they are read.

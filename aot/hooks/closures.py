@@ -1,11 +1,14 @@
-"""Read the variables that a hook's function closes over, so that equal hooks share a program.
+"""Read the variables that a hook's function reads, so that equal hooks share a program.
 
-Arrays among them are inputs of the program. So are Python floats, such as a threshold that changes from step to step,
-unless the function needs one as a number: `numbers` says which.
+They are the variables around it, the globals that it names, those of the functions of its file that it calls, and the
+attributes of the object that it is, or that it is a method of. Arrays among its own variables are inputs of the
+program. So are Python floats, such as a threshold that changes from step to step, unless the function needs one as a
+number: `numbers` says which.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import types
@@ -16,6 +19,8 @@ import jax
 
 from jointcut.partition.program.jax import abstract
 
+_FEW = 64  # items of a list or dict that are compared one by one
+
 
 def identity(function: Callable[..., Any], numbers: bool = False) -> Any:
     """Return a key, equal for functions with the same code that read equal values, and arrays of equal types.
@@ -25,29 +30,32 @@ def identity(function: Callable[..., Any], numbers: bool = False) -> Any:
     if isinstance(function, functools.partial):
         return identity(function.func), tuple(map(_known, function.args)), _items(function.keywords)
     if not isinstance(function, types.FunctionType):
-        return id(function)
-    cells = [cell for cell in function.__closure__ or () if _is_full(cell)]
-    read = tuple(jax.typeof(c.cell_contents) if _is_input(c, numbers) else _known(c.cell_contents) for c in cells)
+        holder, code = _holder(function), getattr(function, "__func__", None)
+        return id(holder), id(code), _known(_attributes(holder))
+    read = tuple(
+        (name, jax.typeof(x) if _is_input(x, numbers) else _known(x)) for name, x in _variables(function).items()
+    )
     defaults = tuple(map(_known, function.__defaults__ or ())), _items(function.__kwdefaults__ or {})
-    return function.__code__, read, id(function.__globals__), defaults
+    others = tuple((each.__code__, _items(_variables(each))) for each in _called(function))
+    return function.__code__, read, id(function.__globals__), defaults, others
 
 
 def arrays_read(function: Callable[..., Any], numbers: bool = False) -> tuple[Any, ...]:
-    """Return the arrays in variables around a function: inputs of a program that contains it."""
-    if not isinstance(function, types.FunctionType):
-        return ()
-    return tuple(cell.cell_contents for cell in function.__closure__ or () if _is_input(cell, numbers))
+    """Return the arrays in variables that a function reads: inputs of a program that contains it."""
+    return tuple(x for x in _variables(function).values() if _is_input(x, numbers))
 
 
 def reading(function: Callable[..., Any], arrays: Sequence[Any], numbers: bool = False) -> Callable[..., Any]:
-    """Return the same function with other arrays in the variables around it."""
+    """Return the same function with other arrays in the variables that it reads."""
     if not arrays or not isinstance(function, types.FunctionType):
         return function
-    given = iter(arrays)
-    cells = tuple(
-        types.CellType(_as(c, next(given))) if _is_input(c, numbers) else c for c in function.__closure__ or ()
-    )
-    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    inputs = [(name, x) for name, x in _variables(function).items() if _is_input(x, numbers)]
+    values = {name: _as(x, given) for (name, x), given in zip(inputs, arrays, strict=True)}
+    around = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    cells = tuple(types.CellType(values[name]) if name in values else cell for name, cell in around)
+    others = {**function.__globals__, **values} if values.keys() - set(function.__code__.co_freevars) else None
+    scope = function.__globals__ if others is None else others
+    made = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
 
@@ -68,28 +76,27 @@ def works_on_tracers(function: Callable[..., Any], arguments: Sequence[Any]) -> 
 
 
 def values_read(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays that a function closes over, with the names of the variables that hold them."""
+    """Yield the arrays that a function reads, each by its variable and its path in that: `model['mean']`."""
     if isinstance(function, functools.partial):
         yield from values_read(function.func)
-        held = [*((f"argument {i}", x) for i, x in enumerate(function.args)), *function.keywords.items()]
-    elif isinstance(function, types.FunctionType):
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        held = [(name, cell.cell_contents) for name, cell in cells if _is_full(cell)]
+        held = {f"argument {i}": x for i, x in enumerate(function.args)} | function.keywords
     else:
-        held = []
-    for name, value in held:
-        yield from ((name, x) for x in jax.tree.leaves(value) if isinstance(x, jax.Array))
+        held = _variables(function)
+    for name, value in held.items():
+        leaves, _ = jax.tree_util.tree_flatten_with_path(value)
+        yield from ((f"{name}{jax.tree_util.keystr(path)}", x) for path, x in leaves if isinstance(x, jax.Array))
 
 
 def constants_read(function: Callable[..., Any]) -> dict[str, str]:
-    """Return what a function reads by name and is no array: variables around it, defaults and given arguments."""
+    """Return what a function reads by name and is no array: variables, attributes, defaults and given arguments."""
     if isinstance(function, functools.partial):
         given = {f"argument {i}": x for i, x in enumerate(function.args)} | function.keywords
         return constants_read(function.func) | {name: repr(x) for name, x in given.items()}
     if not isinstance(function, types.FunctionType):
-        return {}
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    held = {name: cell.cell_contents for name, cell in cells if _is_full(cell) and not _holds_array(cell)}
+        attributes = _attributes(_holder(function)).items()
+        return {name: repr(x) for name, x in attributes if not isinstance(_known(x), int)}
+    read = {name: x for each in (*_called(function), function) for name, x in _variables(each).items()}
+    held = {name: x for name, x in read.items() if not isinstance(x, jax.Array | types.ModuleType)}
     bound = inspect.signature(function).parameters.items()
     defaults = {name: given.default for name, given in bound if given.default is not inspect.Parameter.empty}
     return {name: repr(x) for name, x in (held | defaults).items()}
@@ -104,17 +111,49 @@ def described(function: Callable[..., Any]) -> str:
     return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"
 
 
-def _holds_array(cell: Any) -> bool:
-    return _is_full(cell) and isinstance(cell.cell_contents, jax.Array)
+def _variables(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the variables that a function reads, by name: those around it, and globals."""
+    if not isinstance(function, types.FunctionType):
+        return {}
+    around = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    full = {name: cell.cell_contents for name, cell in around if _is_full(cell)}
+    scope = function.__globals__
+    return {name: scope[name] for name in globals_named(function.__code__) if name in scope} | full
 
 
-def _is_input(cell: Any, numbers: bool) -> bool:
-    return _holds_array(cell) or (numbers and _is_full(cell) and type(cell.cell_contents) is float)
+def _called(function: types.FunctionType) -> list[types.FunctionType]:
+    """Return the functions of the same file that a function names, and those that these name, each once."""
+    found = [function]
+    for each in found:
+        named = (x for x in _variables(each).values() if isinstance(x, types.FunctionType))
+        found += dict.fromkeys(x for x in named if x.__globals__ is function.__globals__ and x not in found)
+    return found[1:]
 
 
-def _as(cell: Any, given: Any) -> Any:
+@functools.lru_cache(1024)
+def globals_named(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of the globals that a function reads, and functions that it defines."""
+    own = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inner = (name for const in code.co_consts if isinstance(const, types.CodeType) for name in globals_named(const))
+    return tuple(sorted({*own, *inner}))
+
+
+def _holder(function: Callable[..., Any]) -> Any:
+    """Return the object that a method belongs to, or the callable object itself."""
+    return function.__self__ if isinstance(function, types.MethodType) else function
+
+
+def _attributes(holder: Any) -> dict[str, Any]:
+    return getattr(holder, "__dict__", {})
+
+
+def _is_input(x: Any, numbers: bool) -> bool:
+    return isinstance(x, jax.Array) or (numbers and type(x) is float)
+
+
+def _as(x: Any, given: Any) -> Any:
     """Return the value of a variable for a trace: that of a float has its weak type."""
-    return given if _holds_array(cell) else abstract.typed(given, jax.typeof(cell.cell_contents))
+    return given if isinstance(x, jax.Array) else abstract.typed(given, jax.typeof(x))
 
 
 def _is_full(cell: Any) -> bool:
@@ -129,5 +168,13 @@ def _items(keywords: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _known(value: Any) -> Any:
-    """Return a key of a value: that of a number or text is equal for equal ones, any other is its identity."""
-    return (type(value), repr(value)) if isinstance(value, bool | int | float | str | None) else id(value)
+    """Return a key: that of a number, a text, or a small list or dict of them is equal for equal ones.
+
+    The key of any other value is its identity.
+    """
+    if isinstance(value, bool | int | float | str | None):
+        return type(value), repr(value)
+    if isinstance(value, list | tuple | dict) and len(value) <= _FEW:
+        items = value.items() if isinstance(value, dict) else value
+        return type(value), tuple(map(_known, items))
+    return id(value)

@@ -24,6 +24,7 @@ import jax
 
 from jointcut.aot.cache import known
 from jointcut.aot.cache.encode import Encoder, pack
+from jointcut.aot.hooks.closures import globals_named
 from jointcut.aot.loops.rules import Loop
 from jointcut.partition.errors import IdentityError
 from jointcut.partition.program.jax import runtime
@@ -72,8 +73,8 @@ class _Here(Encoder):
     def _function(self, x: Any) -> bytes:
         if known.is_versioned(known.module_of(x)) or x.__closure__ or x.__defaults__ or x.__kwdefaults__:
             return super()._function(x)
-        names = [] if self._is_called_back else sorted(_names(x.__code__) & x.__globals__.keys())
-        read = [pack(name, self._global(x.__globals__[name])) for name in names]
+        names = () if self._is_called_back else globals_named(x.__code__)
+        read = [pack(name, self._global(x.__globals__[name])) for name in names if name in x.__globals__]
         return pack("function", b"%d %d" % (id(x.__code__), id(x.__globals__)), *read)
 
     def _global(self, x: Any) -> bytes:
@@ -89,9 +90,3 @@ class _Here(Encoder):
 
 #: Values that do not change.
 _FIXED = (types.FunctionType, bool, int, float, complex, str, bytes, jax.Array, types.NoneType)
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the names that code reads, attributes among them, and those of functions in it."""
-    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))

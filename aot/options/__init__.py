@@ -9,5 +9,6 @@ Files, in reading order:
     compilers: Load XLA's compiler for a device that is not here, from the plugin by which JAX would run it.
     target: Name the device that a program is planned for, which need not be here.
     tiles: Read a user's wish for rows in blocks, and names for the sizes of arguments.
+    xla: Read the options that XLA compiles with, and say where they cannot be had.
     options: List every choice a user can make, with its default.
 """

@@ -15,6 +15,7 @@ from jointcut.aot.options.limits import Budget, limit, plain_number
 from jointcut.aot.options.policies import GivenPolicy, has_forms, read_policy
 from jointcut.aot.options.target import Target, backend_for, current, target
 from jointcut.aot.options.tiles import GivenShapes, GivenTiles, read_shapes, read_tiles
+from jointcut.aot.options.xla import GivenCompilerOptions, read_compiler_options
 from jointcut.partition.errors import (
     BudgetError,
     CacheError,
@@ -96,6 +97,7 @@ class Options(Record):
         tiles: whether rows may run in blocks, where a budget asks for it or the model of a GPU or TPU gains by it; or a
             dict from paths of arguments, whose first axis has the rows, or names of sizes to numbers of blocks.
         shapes: names for sizes, as `aot.shapes` writes them, by path. Canonical options hold pairs.
+        compiler_options: XLA's options for the programs, as in `jax.jit`. Canonical options hold pairs.
     """
 
     argnums: int | Sequence[int] = 0
@@ -125,6 +127,7 @@ class Options(Record):
     target: str | Target | None = None
     tiles: GivenTiles = True
     shapes: GivenShapes = ()
+    compiler_options: GivenCompilerOptions = None
 
     @property
     def goal(self) -> Target | None:
@@ -220,6 +223,7 @@ def validated(function: Any, options: Options) -> Options:
         target=None if options.target is None else target(options.target),
         tiles=read_tiles(options.tiles),
         shapes=read_shapes(options.shapes),
+        compiler_options=read_compiler_options(options.compiler_options),
     )
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.options.options import Options
 from jointcut.aot.options.target import Target
+from jointcut.aot.options.xla import jit_options
 from jointcut.partition.errors import RoomError, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.lower.emit import Halves
@@ -60,6 +62,11 @@ def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Com
         what = f"takes {needed} for temporaries, more than XLA finds on {goal.name}, which has {has} a device."
         cure = "Give a budget, such as aot.function(budget='device'), or a smaller batch."
         raise RoomError(message("The step", what, cure), temp_bytes) from error
+
+
+def options_for(options: Options) -> dict[str, Any] | None:
+    """Return the options that programs of a function are jitted with: the user's, and those of this process."""
+    return {**(jit_options(options.compiler_options) or {}), **(by_itself() or {})} or None
 
 
 def by_itself() -> dict[str, Any] | None:

@@ -78,8 +78,13 @@ def in_a_trace(halves: Open) -> Programs:
     return Programs(halves.run, halves.backward, takes_zeros=True)
 
 
-def jitted(jits: Jits, backward: Run) -> Programs:
-    """Return programs that are jitted, and compiled at the first call."""
+def jitted(jits: Jits, backward: Run | None) -> Programs:
+    """Return programs that are jitted, and compiled at the first call; `backward` has derivatives of its own, or None.
+
+    With options of XLA it is None: JAX takes these for whole programs alone, so the pullback is one.
+    """
+    if backward is None:
+        return Programs(jits.run, _backward_by(jits.run), ready=jits.known)
     return Programs(jits.run, backward, takes_zeros=True, ready=jits.known)
 
 
@@ -89,10 +94,14 @@ def executables(jits: Jits) -> Programs:
     def run(which: str, flat: Sequence[Any]) -> list[Any]:
         return jits.compiled(which)(*flat)
 
+    return Programs(run, _backward_by(run), ready=jits.compiled)
+
+
+def _backward_by(run: Callable[[str, Sequence[Any]], list[Any]]) -> Run:
     def backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
         return run("keeping backward" if keep else "backward", [*residuals, *cotangents])
 
-    return Programs(run, backward, ready=jits.compiled)
+    return backward
 
 
 # ------------------------------------------------------------------------------------------------------ what to jit
@@ -120,7 +129,7 @@ def of_cut(
     def takes() -> Sequence[Any]:
         return residual_structs(jits)
 
-    jit = functools.partial(jax.jit, compiler_options=compiling.by_itself())
+    jit = functools.partial(jax.jit, compiler_options=compiling.options_for(call.options))
     last = functools.partial(jit, backward, keep_unused=True)
     jitted = {
         "step": jit(step, keep_unused=keep, donate_argnums=donated(call, start)),
@@ -144,7 +153,8 @@ def of_function(call: Call, source: Primal, left_out: Collection[int]) -> Jits:
         return runtime.evaluate(closed, *flat)
 
     given_up = donated(call, len(source.consts))
-    program = jax.jit(alone, keep_unused=call.options.keep_unused, donate_argnums=given_up)
+    how = {"keep_unused": call.options.keep_unused, "compiler_options": compiling.options_for(call.options)}
+    program = jax.jit(alone, donate_argnums=given_up, **how)
     return Jits(call.name, {"alone": program}, {"alone": lambda: structs})
 
 

@@ -50,10 +50,13 @@ class Runnable:
     @property
     def jitted(self) -> Runner:
         """The runner of programs that are compiled at the first call."""
-        make = self.running
-        return self._made.of(
-            "jitted", lambda: make(jitted(self.jits, self._open(self.own, self.again).backward), self.is_apart)
-        )
+
+        def make() -> Runner:
+            by_options = bool(self.trace.options.compiler_options)
+            backward = None if by_options else self._open(self.own, self.again).backward
+            return self.running(jitted(self.jits, backward), self.is_apart)
+
+        return self._made.of("jitted", make)
 
     @property
     def executables(self) -> Runner:

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from jointcut.partition.program.jax import abstract, jaxprs, runtime, user_source
+from jointcut.partition.program.places import our_folders
 from jointcut.partition.rewrite.simplify import live
 from jointcut.partition.rewrite.sparse import is_zero
 from jointcut.partition.split import Split
@@ -69,11 +70,13 @@ class Gradient:
 
     @cached_property
     def grad_of(self) -> tuple[str, ...]:
-        """For each equation of `df` the user's expression that it belongs to, such as `jnp.sin(x)`; empty if unknown.
+        """For each equation of `df` the user's expression that it belongs to, such as `jnp.sin(x)`.
 
-        So TorchScript's `GradOf` names the op of the forward.
+        So TorchScript's `GradOf` names the op of the forward. It is empty if unknown, and for a barrier of ours.
         """
-        return tuple(map(user_source.expression_of, jaxprs.opened(self.df)[0].eqns))
+        eqns, ours = jaxprs.opened(self.df)[0].eqns, our_folders()
+        is_ours = (user_source.source_of(eqn).startswith(ours) for eqn in eqns)
+        return tuple("" if own else user_source.expression_of(eqn) for eqn, own in zip(eqns, is_ours, strict=True))
 
 
 def _numbered(thing: str, places: Sequence[int], of: str = "") -> str:

@@ -268,6 +268,7 @@ def _set(hook: Any, kind: str, traced: bool) -> Hook:
         if runtime.is_tracer(x):
             what = f"is set ({kind}) and reads {name}, {_described(x)}, whose time is over when the hook is called."
             cure = "Read jax.lax.stop_gradient of it on a tape. Elsewhere write a jax.custom_vjp that saves it."
+            cure += " A hook may write to an object that is no argument." * any(sign in name for sign in ".[")
             where = f"The hook {described(made.function)}"
             raise CallError(message(where, what, cure))
     return made

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.options.options import Options
+from jointcut.aot.options.xla import jit_options
 from jointcut.aot.trace.analyse import analyse, may_be_ruled, with_ruled_views
 from jointcut.aot.trace.blame import explained
 from jointcut.aot.trace.joint import Joint
@@ -135,5 +136,9 @@ class Trace:
         closed, structs = plain.closed, self.placed([*map(struct, plain.consts), *self.bound.unique])
         others = abstract.input_structs(closed)[len(structs) + len(ones) :]
         cotangents = self.placed(others)  # if the output is not a scalar
-        whole = jax.jit(lambda *flat: runtime.evaluate(closed, *flat, *ones), donate_argnums=plain.roles.replaced)
+        whole = jax.jit(
+            lambda *flat: runtime.evaluate(closed, *flat, *ones),
+            donate_argnums=plain.roles.replaced,
+            compiler_options=jit_options(self.options.compiler_options),
+        )
         return whole.lower(*structs, *cotangents)

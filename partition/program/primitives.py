@@ -83,8 +83,6 @@ WORDS: dict[str, str] = {
     "indexes": "takes elements from other places, which XLA does in the loop of a reader",
     "branches": "XLA's code for it branches",
     "library": "XLA:CPU may leave it to a library of kernels",
-    "once": "a division, a root or a series, though not dear: XLA:CPU does not compute it twice",
-    "again": "XLA:CPU computes it twice, though dear",
     "misled": "other operands than its own could mislead or harm it",
     "as_given": "code of a user, a loop that might not end, a solver that may fail: never run on other operands",
     "calls_back": "calls a function of Python",
@@ -119,9 +117,9 @@ TABLE: dict[str, str] = {
     "convert_element_type": "elementwise linear same rounds jumps masks library",
     "copy": "elementwise linear same identity keeps masks 0",
     "copy_p": "elementwise renames linear",
-    "cos": "elementwise dear library again 20",
+    "cos": "elementwise dear library 20",
     "cosh": "elementwise dear 30",
-    "div": "elementwise linear_first masks library once 4",
+    "div": "elementwise linear_first masks library 4",
     "eq": "elementwise compares",
     "eq_to": "elementwise",
     "erf": "elementwise dear zero library 20",
@@ -161,17 +159,17 @@ TABLE: dict[str, str] = {
     "pow": "elementwise dear by_result library 100",
     "real": "elementwise linear",
     "reduce_precision": "elementwise zero rounds",
-    "rem": "elementwise once 50",
+    "rem": "elementwise 50",
     "round": "elementwise zero library",
-    "rsqrt": "elementwise by_result library once 10",
+    "rsqrt": "elementwise by_result library 10",
     "select_n": "elementwise zeroes masks",
     "shift_left": "elementwise",
     "shift_right_arithmetic": "elementwise",
     "shift_right_logical": "elementwise",
     "sign": "elementwise zero jumps masks library",
-    "sin": "elementwise dear zero library again 20",
+    "sin": "elementwise dear zero library 20",
     "sinh": "elementwise dear zero 50",
-    "sqrt": "elementwise by_result library once 4",
+    "sqrt": "elementwise by_result library 4",
     "square": "elementwise zero library",
     "stop_gradient": "elementwise identity masks 0",
     "sub": "elementwise linear sums masks library",
@@ -189,7 +187,7 @@ TABLE: dict[str, str] = {
     "dynamic_update_slice": "moves reorders updates zeroes indexes branches",
     "empty": "moves",
     "expand_dims": "moves renames keeps reshapes",
-    "gather": "moves reorders picks anywhere linear_first indexes once",
+    "gather": "moves reorders picks anywhere linear_first indexes",
     "iota": "moves indexes",
     "pad": "moves linear zeroes indexes",
     "pvary": "moves linear identity",
@@ -276,11 +274,11 @@ TABLE: dict[str, str] = {
     # For each element a series or an iteration; random numbers.
     "bessel_i0e": "series 50",
     "bessel_i1e": "series 50",
-    "digamma": "series once 100",
+    "digamma": "series 100",
     "igamma": "series 1000",
     "igamma_grad_a": "series 1000",
     "igammac": "series 1000",
-    "lgamma": "series once 100",
+    "lgamma": "series 100",
     "polygamma": "series 1000",
     "random_gamma": "series draws 1000",
     "regularized_incomplete_beta": "series 4000",
@@ -382,10 +380,8 @@ MAKES_ZEROS, BY_RESULT, DECOMPOSING = those("zeroes"), those("by_result"), those
 INDEXING, BRANCHING, LIBRARY, GATHERS = those("indexes"), those("branches"), those("library"), those("gathers")
 CALLING_BACK = those("calls_back")
 
-#: Reductions whose results for parts are joined by one more; primitives that make zeros from zeros; primitives that
-#: XLA:CPU does not compute twice.
+#: Reductions whose results for parts are joined by one more; primitives that make zeros from zeros.
 FOLDS, ZERO_OF_ZEROS = REDUCTIONS - those("finds"), LINEAR | those("zero")
-NEVER_TWICE = DEAR - those("again") | those("once")
 
 #: Primitives that are run again rather than saved; those that give a part of a value, or the value in another order.
 CHEAP, VIEWS = ELEMENTWISE | MOVEMENT, RENAMING | {"slice", "transpose"}

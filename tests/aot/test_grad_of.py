@@ -51,9 +51,7 @@ def test_each_op_of_a_gradient_belongs_to_an_expression(function, strategy):
     gradient = aot.function(function, strategy=strategy).trace(X).partition().gradient
     eqns = gradient.df.jaxpr.eqns
     assert len(gradient.grad_of) == len(eqns)
-    told = {
-        text for text, eqn in zip(gradient.grad_of, eqns, strict=True) if eqn.primitive.name != "optimization_barrier"
-    }
+    told = set(gradient.grad_of) - {""}
     assert told <= MADE[function]
     assert len(told) > 1
 

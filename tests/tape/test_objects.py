@@ -116,3 +116,35 @@ def test_an_object_that_is_updated_is_not_written():
         "args[0] is an object that is updated, and loss writes to it.",
         "Take value_and_grad, and update after it.",
     ]
+
+
+def test_a_module_that_a_hook_changes_is_refused_with_the_array_that_it_reads():
+    def loss(model, x):
+        def hook(cotangent):
+            model.w[...] = 0.0 * model.w[...]
+            return cotangent
+
+        return jnp.sum(aot.on_cotangent(jnp.sin(model.w[...]) * x, hook))
+
+    line = loss.__code__.co_firstlineno + 1
+    first, _ = jax.tree_util.tree_flatten_with_path(Tied())[0][0]
+    assert refused(loss, Tied()) == [
+        f"The hook {loss.__qualname__}.<locals>.hook at {__file__}:{line} is set (on_cotangent) and reads "
+        f"model{jax.tree_util.keystr(first)}, float32[3], whose time is over when the hook is called.",
+        "Read jax.lax.stop_gradient of it on a tape. Elsewhere write a jax.custom_vjp that saves it. "
+        "A hook may write to an object that is no argument.",
+    ]
+
+
+def test_an_object_outside_is_written_by_a_hook_that_is_called_back():
+    seen = Tied()
+
+    def loss(w):
+        def hook(cotangent):
+            seen.w[...] = seen.w[...] + cotangent
+
+        return jnp.sum(aot.on_cotangent(2.0 * w, hook) ** 2)
+
+    before = np.asarray(seen.w[...])
+    aot.tape(loss).grad(X[0])
+    np.testing.assert_allclose(seen.w[...], before + 4.0 * X[0], rtol=1e-6)

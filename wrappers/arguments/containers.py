@@ -72,11 +72,11 @@ class Described:
         """Describe a tree by the records of its leaves; a leaf may be a container itself."""
         return cls(tree, tuple(_walk(tree, list(leaves), 0)))
 
-    def built(self, arrays: Sequence[Any], inputs: Sequence[Any] = ()) -> Any:
-        """Build the tree from flat arrays, and the arrays that are among the `inputs`."""
+    def built(self, arrays: Sequence[Any]) -> Any:
+        """Build the tree from flat arrays."""
         if self._is_plain:
             return jax.tree.unflatten(self.tree, arrays[: len(self.metas)])
-        return jax.tree.unflatten(self._outer, [meta.creation_fn(arrays, inputs) for meta in self.metas])
+        return jax.tree.unflatten(self._outer, [meta.creation_fn(arrays) for meta in self.metas])
 
     @cached_property
     def _is_plain(self) -> bool:

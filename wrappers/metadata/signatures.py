@@ -18,7 +18,8 @@ class BackwardSignature(Record):
 
     Attributes:
         gradients_to_parameters: maps the name of a gradient to the path of its leaf in `argnums`.
-        gradients_to_user_inputs: the same for differentiated leaves of other arguments.
+        gradients_to_user_inputs: the same for all other gradients: `vjp` differentiates every argument, and an array of
+            an object that the function writes is a buffer, not a parameter.
         loss_output: name of the output that is differentiated, if it is one real number; empty otherwise.
         parts: maps the name of a gradient to `rows` or `places`, for a table whose gradient is two arrays: the rows
             that were read, and their positions. Other gradients are not listed.

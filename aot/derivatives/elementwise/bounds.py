@@ -15,7 +15,8 @@ def clip(arr: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = N
     """The nearest number within the bounds. Slopes: 1 within for `arr`, 1 outside for the bound (`clamp_backward`).
 
     On a bound, `arr` has the slope 1 and the bound the slope 0, as in PyTorch; in JAX each has 1/2. Where min is above
-    max, the result is max, and max has the slope 1.
+    max, the result is max, and max has the slope 1. Where they are equal, the bound that `arr` passes has it, as in
+    PyTorch's `clamp_jvp`; in its reverse min has 0.
     """
     if min is None and max is None:
         what = "are both None, and nothing bounds the array."

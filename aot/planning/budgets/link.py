@@ -26,13 +26,13 @@ _RUNS = 5  # number of copies; the fastest counts
 _BYTES = 2**26  # of a copy
 
 
-def host_rate(device: Any = None) -> float:
-    """Return the bytes that a device (by default JAX's default) copies to its host in a second, rounded to decibels.
+def host_rate() -> float:
+    """Return the bytes that JAX's default device copies to its host in a second, rounded to decibels.
 
     It is measured once per kind of device and version of jaxlib, and noted in the file. Raises `JointcutError` where
     the device cannot run the copy.
     """
-    device = default_device() if device is None else device
+    device = default_device()
     name = f"host, {device_name(device)}"
     with _LOCK:
         if name not in _KNOWN:

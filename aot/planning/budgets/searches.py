@@ -89,11 +89,9 @@ class Wanted(Generic[_T]):
 
 
 def way(options: Options, executables: int, ours: bool) -> str:
-    """Return a name for how plans are compiled: the number of programs, and the donated arguments.
-
-    Inside a `jit` of the caller (not `ours`) no argument is donated.
-    """
-    return repr((executables, *((options.donated, options.keep_unused) if ours else (((), ()), False))))
+    """Return a name for how plans are compiled: how many programs, which donations (none in a `jit`), XLA's options."""
+    own = options.donated, options.keep_unused, *(options.compiler_options or ())
+    return repr((executables, *(own if ours else (((), ()), False))))
 
 
 def forget() -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 
 from jointcut.partition.errors import JointcutError, choices, message
 
-#: The endings of the names of files that a report is saved to.
-FORMATS = (".html", ".json", ".txt")
-
 
 def written_to(place: str | os.PathLike[str], contents: Mapping[str, Callable[[], str | bytes]]) -> Path:
     """Write the content for a file's ending to it, and return its path; no part of a file is left behind.
