@@ -3,7 +3,7 @@
 Start with the decorator `aot.function`; `help(aot.function)` lists its options. `aot.explain` reports what any function
 keeps for its backward. `aot.is_differentiable` reports what stops its gradient. `aot.load` runs an exported function.
 `aot.debug` checks each half while it runs. `aot.first_nonfinite` finds the op that makes a NaN, and what cures it.
-`aot.doctor` says why a step does not fit into memory.
+`aot.doctor` says why a step does not fit into memory, `aot.collectives` what its devices exchange.
 
 Where to add what:
 
@@ -48,6 +48,7 @@ from jointcut.aot.call.doctor.causes import Cause as Cause
 from jointcut.aot.call.doctor.doctor import Diagnosis as Diagnosis
 from jointcut.aot.call.doctor.doctor import Doctor as Doctor
 from jointcut.aot.call.doctor.doctor import doctor as doctor
+from jointcut.aot.call.explain import collectives as collectives
 from jointcut.aot.call.explain import explain as explain
 from jointcut.aot.call.explain import is_differentiable as is_differentiable
 from jointcut.aot.call.function import Function as Function
@@ -79,6 +80,7 @@ from jointcut.aot.options.target import Target as Target
 from jointcut.aot.options.target import target as target
 from jointcut.aot.planning.budgets.pareto import Pareto as Pareto
 from jointcut.aot.progress.progress import progress as progress
+from jointcut.aot.report.compare.collectives import Collectives as Collectives
 from jointcut.aot.report.compare.diff import Diff as Diff
 from jointcut.aot.report.report import Report as Report
 from jointcut.aot.stages.axes import Axes as Axes
@@ -127,6 +129,7 @@ __all__ = [
     "CacheError",
     "Capture",
     "Cause",
+    "Collectives",
     "Compiled",
     "Conventions",
     "Cure",
@@ -159,6 +162,7 @@ __all__ = [
     "UncheckedWarning",
     "UncutWarning",
     "budget",
+    "collectives",
     "conventions",
     "count_trips",
     "debug",

@@ -16,8 +16,8 @@ Files, in reading order:
     method: Bind a function or tape to an instance.
     function: The object that the decorator returns: calls, gradients and stages of one function.
     decorator: The decorator.
-    explain: Report the residuals of any function, decorated or not, and whether it has a gradient.
+    doctor: Tell why a jitted function does not fit into memory, and try cures by compiling.
+    explain: Report what any function keeps for its backward, what its devices exchange, and whether it has a gradient.
     largest: Find the largest size of an axis, such as the batch, for which a training step fits into memory.
     nonfinite: Find the first op of a call that makes a NaN or an infinity, and what cures it.
-    doctor: Tell why a jitted function does not fit into memory, and try cures by compiling.
 """

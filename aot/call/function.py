@@ -31,7 +31,7 @@ from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
 from jointcut.aot.run.runner import Runner
 from jointcut.aot.run.unchecked import Uncached, Unchecked, Unmeasured
-from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
+from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes, is_plain
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut, Lowered
 from jointcut.aot.stages.exportable import exportable
@@ -82,6 +82,8 @@ class Function:
         with BOUNDARY:
             signature, bound = self._binder(args, kwargs)
             if runtime.tracing():
+                if is_plain():
+                    return self._function(*args, **kwargs)
                 self._warn_inside()
                 return self._inside(signature, bound)
             return self._runner("call", (), signature, bound).result(bound)
@@ -95,9 +97,10 @@ class Function:
             return ran[0]
         with BOUNDARY:
             signature, bound = self._binder(args, kwargs)
-            if runtime.tracing() and has_symbolic_sizes(bound.leaves):
-                self._uncut.symbolic()
-                self._warn_inside()
+            if runtime.tracing() and (is_plain() or has_symbolic_sizes(bound.leaves)):
+                if not is_plain():
+                    self._uncut.symbolic()
+                    self._warn_inside()
                 return jax.value_and_grad(self._function, self._options.argnums, self._options.has_aux)(*args, **kwargs)
             return self._runner("step", self._options.chosen, signature, bound).value_and_grad(bound)
 
@@ -126,6 +129,8 @@ class Function:
         The pullback returns one tree per positional argument, and may be called more than once. Keyword arguments are
         not differentiated. Forward and backward run as two programs.
         """
+        if runtime.tracing() and is_plain():
+            return jax.vjp(functools.partial(self._function, **kwargs), *args, has_aux=self._options.has_aux)
         signature, bound = self._binder(args, kwargs)
         runner = self._runner("pair", None, signature, bound)
         main, aux, pullback = runner.vjp(bound, range(len(bound.spans)))

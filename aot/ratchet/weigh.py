@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,20 +15,13 @@ from jointcut.aot.call.function import Function
 from jointcut.aot.call.method import Method
 from jointcut.aot.options.options import name_of
 from jointcut.aot.options.target import Target
+from jointcut.aot.report.compare.exchanges import exchanges
 from jointcut.aot.report.compare.snapshot import Array, Snapshot, alive_at_peak, together
-from jointcut.aot.report.instructions import Instruction, Instructions
 from jointcut.aot.report.lists import Lists
-from jointcut.aot.report.liveness import read_instructions
-from jointcut.aot.report.wire import decode
 from jointcut.aot.run.compile import ProgramMemory
 from jointcut.aot.stages.gather import lives_of
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.program.outline import outline
-
-_COLLECTIVES = (
-    *("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute"),
-    *("ragged-all-to-all", "reduce-scatter"),
-)
 
 
 def weighed(
@@ -93,36 +85,6 @@ def _snapshot(name: str, backend: str, figures: dict[str, float], at_peak: tuple
 
 def _work(programs: Sequence[Any]) -> dict[str, float]:
     """Return the flops of some programs, if XLA counts them, and the bytes that they move between devices."""
-    figures: dict[str, float] = {"collective_bytes": sum(map(collective_bytes, programs))}
+    figures: dict[str, float] = {"collective_bytes": exchanges(programs).bytes}
     counts = [(program.cost_analysis() or {}).get("flops", -1.0) for program in programs]
     return figures if min(counts) < 0 else {**figures, "flops": sum(counts)}
-
-
-def collective_bytes(program: Any) -> int:
-    """Return the bytes that the collectives of a `jax.stages.Compiled` make on one device.
-
-    Those in a loop's body count as often as the loop runs, if XLA knows that, and else once.
-    """
-    modules = program.runtime_executable().hlo_modules()
-    found = [read_instructions(decode(module.as_serialized_hlo_module_proto())) for module in modules]
-    return sum(_moved(_by_computation(instructions), instructions.entry) for instructions in found)
-
-
-def _by_computation(instructions: Instructions) -> dict[int, list[Instruction]]:
-    found: dict[int, list[Instruction]] = defaultdict(list)
-    for each in instructions.by_id.values():
-        found[each.computation].append(each)
-    return found
-
-
-def _moved(within: Mapping[int, Sequence[Instruction]], computation: int) -> int:
-    """Return the bytes that the collectives of a computation make; one that is only started makes its results."""
-    total = 0
-    for each in within[computation]:
-        if each.opcode.removesuffix("-start") in _COLLECTIVES:
-            parts = each.arrays
-            made = parts[len(parts) // 2 :] if each.opcode.endswith("-start") and len(parts) > 1 else parts
-            total += sum(map(each.nbytes, made))
-        elif not each.opcode.endswith(("-done", "-update")):  # these name what was started
-            total += each.trips * sum(_moved(within, called) for called in each.called)
-    return total

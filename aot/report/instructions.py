@@ -36,7 +36,7 @@ class Instruction:
 
     `name` and `frame` are the name stack and the stack frame that it was lowered from. `operands` are ids of
     instructions, `called` ids of computations. `element` is the index of a tuple's element, `trips` the number of steps
-    of a loop. `shape` is the type of its result, as XLA writes it.
+    of a loop. `shape` is the type of its result, as XLA writes it. `channel` is the number of a collective, else 0.
     """
 
     opcode: str
@@ -49,6 +49,7 @@ class Instruction:
     trips: int
     computation: int
     shape: bytes = b""
+    channel: int = 0
 
     def type(self, index: Index = ()) -> str:
         """Return the type of a part of its result, as `float32[8,128]`; empty where it is not known."""

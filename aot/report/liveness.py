@@ -94,6 +94,7 @@ def read_instructions(module: Message) -> Instructions:
                 trips=trips(raw),
                 computation=computation_id,
                 shape=raw.get(3, [b""])[0],
+                channel=number(raw, 26),
             )
     entries = [decode(entry) for entry in decode(module[7][0])[1]]
     sequences = {number(entry, 1): list(packed(decode(entry[2][0]), 1)) for entry in entries}

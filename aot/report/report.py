@@ -22,6 +22,7 @@ from rich.text import Text
 from jointcut.aot.options.target import Target
 from jointcut.aot.planning.budgets.pareto import Pareto
 from jointcut.aot.report import tabular
+from jointcut.aot.report.compare.collectives import Collectives
 from jointcut.aot.report.compare.diff import Diff, diff
 from jointcut.aot.report.compare.files import written_to
 from jointcut.aot.report.compare.snapshot import Array, Snapshot, alive_at_peak, together
@@ -46,15 +47,6 @@ PEAKS = "predicted peaks were mostly 0.6 to 1.3 of the compiled ones on a CPU"
 
 #: Accuracy of predicted times, from `make bench`.
 TIMES = "predicted times were 0.55 to 1.25 of the measured ones, 0.95 in the middle"
-
-_WHAT = {
-    "saved for the backward": "Arrays that the forward hands to the backward",
-    "most alive in the forward": "Arrays at once, without arguments and results",
-    "most alive in the backward": "Arrays at once, without arguments and results",
-    "offloaded to host memory": "Arrays that wait in host memory between the halves",
-    "arguments and results": "What the caller holds, and the gradients",
-    "temporaries of the compiled step": "The peak without arguments and results",
-}
 
 
 @dataclass(frozen=True)
@@ -115,6 +107,7 @@ class Report:
         tried: the smaller budgets that were tried; None if nothing was compiled.
         derived: the derivatives that may differ from JAX's, by rule and line.
         target: the device that the step was planned for; None for JAX's default device.
+        collectives: what the devices of a mesh exchange, beside plain JAX; None on one device, or if it is not known.
     """
 
     name: str
@@ -134,6 +127,7 @@ class Report:
     tried: Tried | None = field(default=None, repr=False)
     derived: tuple[DerivedRow, ...] = ()
     target: Target | None = None
+    collectives: Collectives | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -213,7 +207,8 @@ class Report:
         peak = f"the peak is that {tabular.of_account(self.target)}" if self.account else PEAKS
         again = [f"{counted(self.totals.again_ops, 'op')} run twice: {self._price}"] if self.totals.again_ops else []
         there = tabular.on_target(self.target, self.peak_bytes, self.time_share is not None, TIMES)
-        return (peak, *there, *again, *self.bounds, *in_words(self.derived))
+        moved = self.collectives.remarks if self.collectives else ()
+        return (peak, *there, *again, *self.bounds, *moved, *in_words(self.derived))
 
     @property
     def _price(self) -> str:
@@ -299,7 +294,7 @@ class Report:
     def _rest(self) -> Iterator[JSON]:
         """Yield the other figures, which the page shows small."""
         for name, ours, plain in self.compared():
-            detail = _WHAT[name] if self.is_plain else f"{self._against(ours, plain)}. {_WHAT[name]}"
+            detail = tabular.WHAT[name] if self.is_plain else f"{self._against(ours, plain)}. {tabular.WHAT[name]}"
             yield {"label": name, "value": human_bytes(ours), "detail": detail}
         if not self.is_plain:
             yield {"label": "computed again", "value": counted(self.totals.again_ops, "op"), "detail": self._price}
@@ -339,6 +334,7 @@ class Report:
             "bound_bytes": self.plan.bound_bytes,
             "derivatives": [asdict(row) for row in self.derived],
             "account": None if self.account is None else asdict(self.account),
+            "collectives": None if self.collectives is None else self.collectives.to_dict(),
             "snapshot": self.snapshot().to_dict(),
         }
 

@@ -27,6 +27,16 @@ from jointcut.partition.plans.saved import alike
 WIDTH = 100
 SHOWN = 12  # rows in a table
 
+#: What the figures of a report mean.
+WHAT = {
+    "saved for the backward": "Arrays that the forward hands to the backward",
+    "most alive in the forward": "Arrays at once, without arguments and results",
+    "most alive in the backward": "Arrays at once, without arguments and results",
+    "offloaded to host memory": "Arrays that wait in host memory between the halves",
+    "arguments and results": "What the caller holds, and the gradients",
+    "temporaries of the compiled step": "The peak without arguments and results",
+}
+
 
 def written(parts: Iterable[RenderableType], in_colour: bool | None = None) -> str:
     """Return parts of a report as text, by default in colour if standard output is a terminal with colours."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,20 @@ _CLOSED = {
     "shard_map": "jax.shard_map",
     **dict.fromkeys(JITS, "a jax.jit with shardings or options of its own"),
 }
+
+
+#: Whether functions are traced as plain JAX. JAX's own caches keep the programs of both apart.
+_PLAIN: Any = jax.make_user_context(False)
+
+
+def plainly() -> AbstractContextManager[Any]:
+    """Let functions that are traced here be plain JAX, without a cut, to compare with."""
+    return _PLAIN(True)
+
+
+def is_plain() -> bool:
+    """Whether functions that are traced here are plain JAX."""
+    return _PLAIN.value
 
 
 @dataclass

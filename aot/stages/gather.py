@@ -16,6 +16,8 @@ from jointcut.aot.planning.request import Request
 from jointcut.aot.planning.weighing import Answer
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.report import sections
+from jointcut.aot.report.compare.collectives import Collectives
+from jointcut.aot.report.compare.exchanges import exchanges
 from jointcut.aot.report.derived import derived, derived_section
 from jointcut.aot.report.held import held, one_after_the_other
 from jointcut.aot.report.lists import AgainRow, Lists
@@ -40,21 +42,26 @@ from jointcut.partition.split import Split
 
 @dataclass(frozen=True)
 class Measurements:
-    """XLA's figures for a step and for plain JAX's, and the arrays alive at each instruction of both, if known."""
+    """XLA's figures for a step and for plain JAX's, and if known the arrays alive at each instruction of both.
+
+    `collectives` is what the devices of a mesh exchange; None on one device.
+    """
 
     account: Account
     lives: tuple[Lifetimes, Lifetimes] | None
+    collectives: Collectives | None = None
 
     @classmethod
     def of(cls, made: Runnable | None, plain: jax.stages.Compiled) -> Measurements:
         """Read the step of a cut (None if it is plain JAX's own) and plain JAX's step."""
         uncut, plains = ProgramMemory.of(plain), held(plain)
         if made is None:
-            mine, figures = plains, (uncut.temp_bytes, uncut.peak_bytes)
+            mine, figures, programs = plains, (uncut.temp_bytes, uncut.peak_bytes), [plain]
         else:
-            mine, figures = lives_of(made), _figures(made)
+            mine, figures, programs = lives_of(made), _figures(made), made.programs(made.count())
         lives = None if mine is None or plains is None else (mine, plains)
-        return cls(Account(*figures, uncut.temp_bytes, uncut.peak_bytes), lives)
+        told = Collectives(exchanges(programs), exchanges([plain]))
+        return cls(Account(*figures, uncut.temp_bytes, uncut.peak_bytes), lives, told or None)
 
 
 def measured(request: Request, made: Runnable) -> Measurements:
@@ -116,7 +123,7 @@ def gather(request: Request, plan: Plan, front: Pareto, measured: Measurements |
         rows.saved(plan), again, less, scale.front(front, there, account), account,
         jax.default_backend() if goal is None else goal.name,
         mine, plains, (), None if default is None else default.bytes_saved, tried,
-        derived(program.changes, request.options.conventions), goal,
+        derived(program.changes, request.options.conventions), goal, measured and measured.collectives,
     )  # fmt: skip
     marks = [(rival, scale.point(point(planner.candidate(candidate)))) for rival, candidate in rivals(planner)]
     return replace(report, sections=_sections(report, planner, _budgets(report, marks), lives is None))
@@ -248,6 +255,7 @@ def _sections(report: Report, planner: Planner, budgets: JSON, is_replay: bool) 
         sections.saved(report.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, report.bounds),
         *([sections.again(report.again)] if report.again else []),
         *([sections.less(report.less, report.peak_bytes, report.tried)] if report.less else []),
+        *([report.collectives.section] if report.collectives else []),
         *([derived_section(report.derived)] if report.derived else []),
         budgets,
         sections.words(),

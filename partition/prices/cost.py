@@ -183,7 +183,7 @@ def moving_seconds(graph: Graph, op: Op, model: CostModel) -> float:
 
     A sum over devices passes each link twice. A model that is no `Roofline` has no price for it.
     """
-    moves = [move for move in graph.moves if move.op == op.id]
+    moves = graph.moves_of.get(op.id, ())
     if not moves or not isinstance(model, Roofline):
         return 0.0
     moved_bytes = sum(move.bytes * (2 if move.kind == "all-reduce" else 1) for move in moves)

@@ -314,6 +314,14 @@ class Graph(Shown):
             out.append(frozenset({region.id}) | (frozenset() if region.parent is None else out[region.parent]))
         return tuple(out)
 
+    @cached_property
+    def moves_of(self) -> dict[int, list[Move]]:
+        """The moves of each op that has some; by op."""
+        out: dict[int, list[Move]] = {}
+        for move in self.moves:
+            out.setdefault(move.op, []).append(move)
+        return out
+
     def parts_of(self, op: Op) -> int:
         """Among how many devices the work of an op is divided."""
         return max((self.values[v].parts for v in (*op.inputs, *op.outputs)), default=1)

@@ -6,7 +6,9 @@ import pytest
 
 from claims import claims_of, failures_of
 
-SCRIPT, COMPOSITIONS = (Path(__file__).with_name(name) for name in ("on_eight_devices.py", "compositions.py"))
+SCRIPT, COMPOSITIONS, EXCHANGED = (
+    Path(__file__).with_name(name) for name in ("on_eight_devices.py", "compositions.py", "exchanged.py")
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +31,14 @@ def composed():
 @pytest.mark.parametrize("claim", claims_of(COMPOSITIONS))
 def test_a_composition_has_the_gradients_of_plain_jax(claim, composed):
     assert not composed[claim], composed[claim]
+
+
+@pytest.fixture(scope="module")
+def exchanged():
+    """How each claim on what compiled steps exchange fails there; empty where it holds."""
+    return failures_of(EXCHANGED, 8)
+
+
+@pytest.mark.parametrize("claim", claims_of(EXCHANGED))
+def test_what_a_compiled_step_exchanges(claim, exchanged):
+    assert not exchanged[claim], exchanged[claim]

@@ -15,12 +15,13 @@ from jax import lax
 
 from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import PlanError
+from jointcut.partition.prices import cost
 from jointcut.partition.prices.cost import Roofline, op_seconds, recompute_seconds, saving_bytes
 from jointcut.partition.prices.flops import flops, moved_bytes
 from jointcut.partition.prices.targets import CHIPS, LINK_S
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP
 from jointcut.partition.program.primitives import WEIGHTS
-from jointcut.partition.program.roles import Roles
+from jointcut.partition.program.roles import Move, Roles
 from jointcut.partition.program.sides import classify
 from jointcut.partition.program.text import parse
 
@@ -280,3 +281,24 @@ def test_what_moves_among_devices_takes_the_time_of_the_links(name, bytes_per_s)
     rates = CHIPS[name].rates
     rate = rates.link_bytes_per_s if bytes_per_s is None else bytes_per_s
     assert math.isclose(rates.seconds(GATHER, GATHER.ops[0]), LINK_S + 4e9 / rate)
+
+
+class Counted(tuple):
+    """Moves that count how often all of them are looked at."""
+
+    walks = 0
+
+    def __iter__(self):
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_all_prices_together_look_at_all_moves_once():
+    graph = parse(TEXT)
+    busy = [op.id for op in graph.ops if op.name not in (STEP, LITERAL, OPEN_LOOP)]
+    moves = Counted(Move(op, "all-gather", 8_000) for op in busy)
+    moved, alone = replace(graph, moves=moves), replace(graph)
+    for op in busy:
+        more = op_seconds(moved, moved.ops[op], RATES) - op_seconds(alone, alone.ops[op], RATES)
+        assert more == pytest.approx(cost.LINK_S + 8_000 / RATES.moved_per_s)
+    assert busy and moves.walks == 1

@@ -10,7 +10,7 @@ CODE = """
 import jax, jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from benchmarks.parallel import moves
-from jointcut.aot.ratchet.weigh import collective_bytes, weighed
+from jointcut.aot.ratchet.weigh import weighed
 
 mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 

@@ -13,6 +13,7 @@ from jax.experimental import checkify
 
 from jointcut import aot
 from jointcut.partition import Roles, split
+from jointcut.partition.program.places import line_of
 from jointcut.wrappers.built_in.autograd import differentiable
 
 X, Y = jnp.arange(1.0, 4.0), jnp.array([0.5, -1.0, 2.0])
@@ -130,3 +131,17 @@ def test_no_cache_of_jax_keeps_a_function_alive():
     gc.collect()
     assert function() is None
     assert big() is None
+
+
+def test_in_the_users_jit_each_op_of_both_halves_keeps_its_line():
+    def layers(w, x):
+        return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ w))
+
+    def step(w, x):
+        return jax.grad(aot.function(layers))(w, x)
+
+    w = jnp.ones((3, 3))
+    line = f"{__file__}:{layers.__code__.co_firstlineno + 1} ({layers.__qualname__})"
+    program = jax.make_jaxpr(step)(w, w).jaxpr
+    assert {line_of(eqn) for eqn in program.eqns} == {line} and len(program.eqns) > 8, program
+    np.testing.assert_array_equal(jax.jit(step)(w, w), step(w, w))

@@ -25,7 +25,7 @@ import jax
 from jointcut.partition.lower import verify
 from jointcut.partition.lower.emit import Halves
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.program.jax import abstract, jaxprs, own_primitives, side_effects
+from jointcut.partition.program.jax import abstract, jaxprs, own_primitives, runtime, side_effects
 from jointcut.wrappers.built_in.programs import Linearised, Mask, Plain, Program, picked_of, pushed_through
 from jointcut.wrappers.built_in.zeros import Backwards
 from jointcut.wrappers.metadata.convention import is_inexact
@@ -52,7 +52,7 @@ class Wrap:
         return self.run(flat, constants)
 
 
-JITTED = Wrap(lambda flat, _: jax.jit(flat, inline=True))
+JITTED = Wrap(lambda flat, _: runtime.inlined(flat))
 
 CALL = "jointcut_call"  # the name of the primitive of a call
 

@@ -34,7 +34,7 @@ class Plain(own_primitives.CallRules):
     def __init__(self, closed: Any, guards: bool = False) -> None:
         """Take the jaxpr, which has no constants."""
         self.closed, self.guards = closed, guards
-        self._run = jax.jit(lambda *flat: runtime.evaluate(closed, *flat), inline=True)  # JAX prints a partial
+        self._run = runtime.inlined(lambda *flat: runtime.evaluate(closed, *flat))  # JAX prints a partial
 
     def run(self, *flat: Any) -> list[Any]:
         """See `CallRules.run`."""

@@ -5,6 +5,8 @@ one commit to the next.
 
 Files, in reading order:
 
+    exchanges: Read from a compiled program what its devices exchange, and for which lines of the user's.
+    collectives: Compare what devices exchange in a step with plain JAX, and say what is more, and why.
     snapshot: Hold the figures and arrays of a step, to be compared with those of another.
     stored: Read a snapshot back from JSON, and refuse what is damaged.
     matching: Match the arrays of two steps by scope, op and type.

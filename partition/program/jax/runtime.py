@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import jax
 import jax.core
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src.interpreters import partial_eval as _pe
 from jax.extend.mlir import ir as _ir
 
 from jointcut.partition.program.jax.abstract import typed
@@ -43,6 +44,22 @@ def evaluate(closed: ClosedJaxpr, *args: Any) -> list[Any]:
     results = jax.core.eval_jaxpr(jaxpr, consts, *args)
     ends = zip(results, jaxpr.outvars, strict=True)
     return [typed(x, v.aval) if isinstance(v, Literal) else x for x, v in ends]
+
+
+def inlined(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return a flat function that is jitted, and becomes a part of the program of a `jax.jit` around it.
+
+    There its equations keep their source lines. With JAX's `inline=True` alone they would all have that of the call.
+    """
+    jitted = jax.jit(function, inline=True)
+
+    def run(*flat: Any) -> list[Any]:
+        kinds = {type(x) for x in flat if is_tracer(x)}
+        if kinds != {_pe.DynamicJaxprTracer}:
+            return jitted(*flat)
+        return evaluate(jitted.trace(*flat).jaxpr, *flat)
+
+    return run
 
 
 def tracing() -> bool:

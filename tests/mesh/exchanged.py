@@ -1,0 +1,191 @@
+"""Run on eight devices of the host: what compiled steps exchange is told by line, beside plain JAX.
+
+Warnings are errors here as they are in the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.parallel import moves
+from claims import tell
+from jointcut import aot
+from jointcut.aot.report.compare.exchanges import exchanges
+
+LINE = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+GRID = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+DRAWS = np.random.default_rng(0)
+W = [DRAWS.normal(size=(64, 64)).astype("f") / 8 for _ in range(3)]
+X = DRAWS.normal(size=(8, 32, 64)).astype("f")
+
+
+def on(mesh, spec, x):
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def attending(ws, x):
+    """Queries are rows of a device, keys those of all."""
+    for w in ws:
+        q, k = x @ w, jnp.tanh(x @ (w + w.T))
+        x = x + jax.nn.softmax(jnp.einsum("btf,bsf->bts", q, k)) @ k
+    return jnp.mean(x**2)
+
+
+def layers(ws, x):
+    for w in ws:
+        x = jnp.sin(jnp.tanh(x @ w) + x)
+    return jnp.mean(x**2)
+
+
+def scanned(ws, x):
+    return jnp.mean(lax.scan(lambda x, w: (jnp.sin(jnp.tanh(x @ w) + x), None), x, jnp.stack(ws))[0] ** 2)
+
+
+SEQUENCE = [on(GRID, P(), w) for w in W], on(GRID, P("a", "b"), X)
+SHARDED = [on(LINE, P(None, "d"), w) for w in W], on(LINE, P("d"), X)
+
+
+def updated(function):
+    """A step of the user's in which automatic axes do not tell where arrays lie."""
+
+    def step(ws, x):
+        value, grads = jax.value_and_grad(function)(ws, x)
+        return value, [w - 0.1 * g for w, g in zip(ws, grads, strict=True)]
+
+    return step
+
+
+def counted(function, *args):
+    return moves(jax.jit(function).lower(*args).compile().as_text())
+
+
+def what_a_step_exchanges_is_counted_here_and_in_plain_jax():
+    for function, args in ((attending, SEQUENCE), (layers, SHARDED), (scanned, SHARDED)):
+        found = aot.collectives(updated(aot.function(function)), *args)
+        assert found.ours.totals == counted(updated(aot.function(function)), *args), (function, found)
+        assert found.plain.totals == counted(updated(function), *args), (function, found)
+        for side in (found.ours, found.plain):
+            assert sum(row.bytes for row in side.rows) == side.bytes > 0
+            assert all("exchanged.py:" in row.line for row in side.rows), side.rows
+        assert all(row.bytes > row.plain_bytes or row.count > row.plain_count for row in found.more)
+        assert bool(found.more) == any(
+            n > plain[0] or size > plain[1]
+            for kind, (n, size) in found.ours.totals.items()
+            for plain in [found.plain.totals.get(kind, (0, 0))]
+        ), found
+
+
+def what_is_exchanged_more_is_told_by_line_with_a_reason():
+    found = aot.collectives(jax.jit(updated(aot.function(attending))), *SEQUENCE)
+    (row,) = found.more
+    line = attending.__code__.co_firstlineno + 4
+    assert row.line == f"{__file__}:{line} (attending)" and row.kind == "all-gather", row
+    assert row.count > row.plain_count > 0 and row.bytes > row.plain_bytes > 0, row
+    assert f"all-gather for {row.op} at mesh/exchanged.py:{line} (attending): {row.count} arrays, " in str(row)
+    assert str(row).endswith("the backward gathers once more what the forward had gathered"), row
+    text = " ".join(str(found).split())
+    assert text.startswith(f"What devices exchange Devices exchange {row.count} all-gathers, "), text
+    assert f"(plain JAX {row.plain_count}, " in text and "(as plain JAX)" in text, text
+    everything = aot.function(attending, policy={"*": aot.MUST_RECOMPUTE})
+    again = aot.collectives(updated(everything), *SEQUENCE).more
+    assert any("computed again for the backward" in row.why for row in again), again
+
+
+def a_report_tells_the_same_of_the_step_that_it_compiled():
+    report = aot.function(attending).explain(*SEQUENCE)
+    assert report.collectives is not None and report.collectives.more
+    told = report.to_dict()["collectives"]
+    assert told["totals"]["all-gather"] == report.collectives.ours.totals["all-gather"], told
+    assert "devices exchange" in " ".join(report.remarks), report.remarks
+    (section,) = [each for each in report.sections if each["id"] == "exchanged"]
+    assert any(row[0] == "all-gather" and "once more" in row[4] for row in section["rows"]), section
+    plain = aot.explain(attending, *SEQUENCE)
+    assert plain.collectives is not None and not plain.collectives.more
+    alone = aot.function(attending).explain(W, X)
+    assert alone.collectives is None and "exchange" not in " ".join(alone.remarks)
+
+
+def logged(call):
+    """The result of a call, and what was written to standard error, also by XLA."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        os.dup2(file.fileno(), 2)
+        try:
+            result = call()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        return result, file.read().decode()
+
+
+def constrained(first, second):
+    def function(x):
+        y = lax.with_sharding_constraint(jnp.sin(x), NamedSharding(GRID, first))
+        return jnp.cos(lax.with_sharding_constraint(y, NamedSharding(GRID, second)))
+
+    return function
+
+
+PAIRS = [
+    (P(("a", "b"), None), P(None, "a"), True),
+    (P("a", None), P(None, "b"), True),
+    (P(None, "a"), P("b", None), True),
+    (P(("a", "b"), None), P("a", None), False),
+    (P("a", "b"), P("b", "a"), False),
+    (P("a", None), P("b", None), False),
+]
+
+
+def an_array_that_is_gathered_whole_is_told_where_xla_logs_it():
+    x = jax.ShapeDtypeStruct((16, 32), "float32")
+    for first, second, is_whole in PAIRS:
+        function = constrained(first, second)
+        placed = x.update(sharding=NamedSharding(GRID, first))
+        program, log = logged(lambda function=function, placed=placed: jax.jit(function).lower(placed).compile())
+        whole = exchanges([program]).whole
+        assert bool(whole) == is_whole == ("nvoluntary full rematerialization" in log), (first, second, whole, log)
+        for each in whole:
+            line = constrained.__code__.co_firstlineno + 3
+            assert (each.type, each.bytes) == ("float32[16,32]", 2048), each
+            assert each.line == f"{__file__}:{line} (constrained.<locals>.function)", each
+    found = aot.collectives(constrained(*PAIRS[0][:2]), x.update(sharding=NamedSharding(GRID, PAIRS[0][0])))
+    assert (
+        f"float32[16,32], 2.05 kB, is gathered whole for sharding_constraint at mesh/exchanged.py:{line} "
+        "(constrained.<locals>.function), and each device keeps a part: XLA knows no other way from one sharding to "
+        'the other ("involuntary full rematerialization"). Lay both along the same axes, or go through a sharding '
+        "between them"
+    ) in found.remarks, found.remarks
+
+
+def a_part_that_the_user_takes_is_no_such_array():
+    def body(x):
+        whole = lax.all_gather(x, "d", axis=0, tiled=True)
+        return lax.dynamic_slice_in_dim(whole, lax.axis_index("d"), 1, axis=1)
+
+    mapped = jax.shard_map(body, mesh=LINE, in_specs=P("d"), out_specs=P(None, "d"))
+    found = exchanges([jax.jit(mapped).lower(jnp.ones((16, 8))).compile()])
+    assert found.totals == {"all-gather": (1, 512)} and not found.whole, found
+
+
+CLAIMS = [
+    what_a_step_exchanges_is_counted_here_and_in_plain_jax,
+    what_is_exchanged_more_is_told_by_line_with_a_reason,
+    a_report_tells_the_same_of_the_step_that_it_compiled,
+    an_array_that_is_gathered_whole_is_told_where_xla_logs_it,
+    a_part_that_the_user_takes_is_no_such_array,
+]
+
+
+if __name__ == "__main__":
+    tell(CLAIMS)
