@@ -64,6 +64,7 @@ def function(
     target: str | Target | None = None,
     tiles: GivenTiles = True,
     shapes: GivenShapes = (),
+    sizes: str | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -125,6 +126,11 @@ def function(
         tiles: where no choice of residuals holds a budget, rows that do not meet run in blocks, by default also where a
             GPU's or TPU's model finds it smaller, not slower. False prevents it, `{"args[1]": 4}` or `{"b": 4}` asks.
         shapes: names for sizes of arguments, as `aot.shapes` writes them: `{"args[1]": "b, ..."}`. `tiles` reads them.
+        sizes: `"dynamic"` lets calls with all sizes of an axis share one pair of halves, from its second size on.
+            Arrays are padded to a bucket, for which the plan is made, and the function sees a name for the size, as in
+            `jax.export`. Where it needs the number, each size has a program; `Function.sizes` says so. In a `jax.jit`
+            of yours, in exports and in stages sizes are numbers. Options that see arrays of one size, such as `check`,
+            `cache` and `saved_arrays`, are refused beside it.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -137,5 +143,6 @@ def function(
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy, offload
-    options = Options(argnums, *given, *more, check_offload, saved_arrays, spill, error, devices, target, tiles, shapes)
+    rest = check_offload, saved_arrays, spill, error, devices, target, tiles, shapes, sizes
+    options = Options(argnums, *given, *more, *rest)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

@@ -9,5 +9,6 @@ Files, in reading order:
     compilers: Load XLA's compiler for a device that is not here, from the plugin by which JAX would run it.
     target: Name the device that a program is planned for, which need not be here.
     tiles: Read a user's wish for rows in blocks, and names for the sizes of arguments.
+    sizes: Read a user's wish for one program that serves all sizes, and refuse what cannot go with it.
     options: List every choice a user can make, with its default.
 """
