@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from jointcut.aot.options.options import Options
-from jointcut.aot.run.flat import handed_back, jitted, of_function
+from jointcut.aot.run.flat import handed_back, jitted, no_backward, of_function
 from jointcut.aot.run.runner import Runner
 from jointcut.aot.stages import tracing
 from jointcut.aot.trace import escapes
@@ -35,8 +35,4 @@ def alone(name: str, function: Callable[..., Any], options: Options, bound: Boun
         entering=bound.entering,
     )
     aliases = handed_back(call, source)
-    return Runner(call, jitted(of_function(call, source, aliases), _no_backward), source.consts, aliases)
-
-
-def _no_backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
-    raise AssertionError("a function that runs alone has no backward")
+    return Runner(call, jitted(of_function(call, source, aliases), no_backward), source.consts, aliases)

@@ -65,6 +65,7 @@ def function(
     tiles: GivenTiles = True,
     shapes: GivenShapes = (),
     compiler_options: Mapping[str, Any] | None = None,
+    sizes: str | None = None,
 ) -> Any:
     """Cut a function's gradient into two programs: a bare decorator, a decorator with options, or a call.
 
@@ -128,6 +129,11 @@ def function(
         shapes: names for sizes of arguments, as `aot.shapes` writes them: `{"args[1]": "b, ..."}`. `tiles` reads them.
         compiler_options: XLA's options for all programs of the function, by name, as in `jax.jit`; budgets weigh with
             them. As in JAX, a call inside a transformation is refused with them. An artefact does not hold them.
+        sizes: `"dynamic"` lets calls with all sizes of an axis share one pair of halves, from its second size on.
+            Arrays are padded to a bucket, for which the plan is made, and the function sees a name for the size, as in
+            `jax.export`. Where it needs the number, each size has a program; `Function.sizes` says so. In a `jax.jit`
+            of yours, in exports and in stages sizes are numbers. Options that see arrays of one size, such as `check`,
+            `cache` and `saved_arrays`, are refused beside it.
 
     Raises:
         BudgetError: the budget is invalid, or, at a call, no plan holds it.
@@ -140,6 +146,6 @@ def function(
     """
     given = has_aux, static_argnums, static_argnames, strategy, keep_unused, donate_argnums, donate_argnames
     more = sparse_gradients, budget, cost, plan, cache, filter, wrappers, derivatives, check, policy, offload
-    rest = check_offload, saved_arrays, spill, error, devices, target, tiles, shapes, compiler_options
+    rest = check_offload, saved_arrays, spill, error, devices, target, tiles, shapes, compiler_options, sizes
     options = Options(argnums, *given, *more, *rest)
     return (lambda fun: Function(fun, options)) if fun is None else Function(fun, options)

@@ -35,6 +35,7 @@ from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes, is_plain
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut, Lowered
 from jointcut.aot.stages.exportable import exportable
+from jointcut.aot.stages.padding.sized import Sized
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.stages.watched import watched
 from jointcut.partition.program.jax import runtime
@@ -49,6 +50,9 @@ class Function:
 
     A call runs forward only, like `jax.jit` of the function. `value_and_grad`, `grad` and `vjp` work as in JAX, but the
     strategy chooses the residuals. It composes with `jax.grad`, `jax.jit`, `jax.vmap`, `jax.jvp` and `jax.lax.scan`.
+
+    Attributes:
+        sizes: with `sizes="dynamic"`, the programs that serve all sizes of an axis, and which sizes must be numbers.
     """
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
@@ -85,7 +89,8 @@ class Function:
                 if is_plain():
                     return self._function(*args, **kwargs)
                 self._warn_inside()
-                return self._inside(signature, bound)
+                ran = None if self.sizes is None else self.sizes.in_grad(bound, self._found)
+                return self._inside(signature, bound) if ran is None else ran[0]
             return self._runner("call", (), signature, bound).result(bound)
 
     def value_and_grad(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +165,7 @@ class Function:
         return self._updater(update, sweeps)(params, state, *args, **kwargs)
 
     def _updater(self, update: Any, sweeps: int) -> Updating:
-        make = functools.partial(Updating, self._function, self._options, self._statics, update, sweeps)
+        make = functools.partial(Updating, self._function, self._options, self._statics, update, sweeps, self.sizes)
         return self._updating.of((id(update), sweeps), make)
 
     # ------------------------------------------------------------------------------------------ stages
@@ -202,6 +207,7 @@ class Function:
         """
         self._binder = Binder(self._statics)
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
+        self.sizes = None if self._options.sizes is None else Sized(self._function, self._options)
         self._inside = CallsInside(self._function, self._options, self._name, self._uncut, self._unmeasured)
         for name in ("_cached_calls", "_without_hooks"):
             self.__dict__.pop(name, None)
@@ -268,6 +274,13 @@ class Function:
             self._binder.keep(kind, bound, runner.ready(kind))  # from the second call on
         return runner
 
+    def _found(self, args: Any, kwargs: Any, positions: tuple[int, ...]) -> tuple[Runner, Bound]:
+        """Return the runner of both halves for some differentiated arguments, and the call."""
+        signature, bound = self._binder(args, kwargs)
+        make = functools.partial(self._jitted, "pair", positions, signature, bound)
+        runner = signature.made.of(("pair", positions), make, keeps=lambda x: not any(map(runtime.is_tracer, x.consts)))
+        return runner, bound
+
     def _watched(self, kind: str, positions: tuple[int, ...] | None, signature: Signature, runner: Runner) -> Runner:
         """Return the runner, with a look at its results if the options ask for that."""
         if self._options.check is None:
@@ -286,6 +299,8 @@ class Function:
         """Return a runner that compiles at its first call."""
         if kind != "pair":
             refuse_donated_objects(bound, self._options)
+        if self.sizes is not None and (runner := self.sizes.runner(kind, positions, bound)) is not None:
+            return runner
         if kind != "call":
             return self._cut(signature, positions, bound).made.jitted
         return alone(self._name, self._function, self._options, bound)

@@ -16,6 +16,7 @@ from jointcut.aot.run.runner import Runner
 from jointcut.aot.run.unchecked import UncachedUpdate, Unchecked
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut
+from jointcut.aot.stages.padding.sized import Sized
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.update.released import with_update
 from jointcut.aot.update.step import refuse_sweeps
@@ -38,9 +39,15 @@ class Updating:
     """
 
     def __init__(
-        self, function: Callable[..., Any], options: Options, statics: Statics, update: Any, sweeps: int
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        statics: Statics,
+        update: Any,
+        sweeps: int,
+        sizes: Sized | None,
     ) -> None:
-        """Put the state second among the arguments of a function.
+        """Put the state second among the arguments of a function, whose `sizes` may vary.
 
         Raises `TraceError` if more or other than argument 0 is differentiated, or `sweeps` is neither 1 nor 2.
         """
@@ -61,6 +68,8 @@ class Updating:
         count = None if statics.count is None else statics.count + 1
         self._statics = Statics(frozenset(n + 1 for n in statics.argnums), statics.argnames, count)
         self._binder, self._is_checked = Binder(self._statics), options.check is not None
+        how = self._function, self._options, self._updated
+        self._sized = None if sizes is None else sizes.changed(*how, still=2)
 
     def __call__(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Return the value, and parameters and state after the step."""
@@ -90,9 +99,14 @@ class Updating:
         if debug.is_on():
             return self._cut(signature, bound).checked()
         self._tell()
-        runner = signature.made.of("step", lambda: self._cut(signature, bound).made.jitted)
+        runner = signature.made.of("step", lambda: self._jitted(signature, bound))
         self._binder.keep("step", bound, runner.ready("step"))  # from the second call on
         return runner
+
+    def _jitted(self, signature: Signature, bound: Bound) -> Runner:
+        """Return a runner that compiles at its first call."""
+        sized = None if self._sized is None else self._sized.runner("step", (0,), bound)
+        return self._cut(signature, bound).made.jitted if sized is None else sized
 
     def _tell(self) -> None:
         """Say once that arrays are given up."""
@@ -107,8 +121,12 @@ class Updating:
         )
 
     def _traced(self, bound: Bound) -> Traced:
+        """Trace the step with its update."""
+        return self._updated(tracing.trace(self._function, self._options, bound, (0,)))
+
+    def _updated(self, plain: Traced) -> Traced:
         """Return the step with its update, whose gradients are new parameters and a new state."""
-        plain = tracing.trace(self._function, self._options, bound, (0,))
+        bound = plain.bound
         params, state = plain.wanted, tuple(bound.spans[1])
         if set(params) != set(bound.spans[0]):
             what = "updates parameters that are floating-point arrays with dense gradients."

@@ -10,5 +10,6 @@ Files, in reading order:
     target: Name the device that a program is planned for, which need not be here.
     tiles: Read a user's wish for rows in blocks, and names for the sizes of arguments.
     xla: Read the options that XLA compiles with, and say where they cannot be had.
+    sizes: Read a user's wish for one program that serves all sizes, and refuse what cannot go with it.
     options: List every choice a user can make, with its default.
 """

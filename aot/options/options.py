@@ -13,6 +13,7 @@ from jointcut.aot.hooks.spilling import Spill, read_spill
 from jointcut.aot.options.conventions import NAMED, Conventions
 from jointcut.aot.options.limits import Budget, limit, plain_number
 from jointcut.aot.options.policies import GivenPolicy, has_forms, read_policy
+from jointcut.aot.options.sizes import read_sizes
 from jointcut.aot.options.target import Target, backend_for, current, target
 from jointcut.aot.options.tiles import GivenShapes, GivenTiles, read_shapes, read_tiles
 from jointcut.aot.options.xla import GivenCompilerOptions, read_compiler_options
@@ -44,6 +45,9 @@ from jointcut.wrappers.wrapper import CompilerWrapper, JointPass
 
 #: The strategy used when none is requested.
 DEFAULT = "best"
+
+#: The options that see arrays or programs of one size.
+_WITHOUT_SIZES = "check", "saved_arrays", "wrappers", "devices", "cache", "spill", "error", "tiles", "plan"
 
 #: The checks that a call may ask for.
 NONFINITE = "nonfinite"
@@ -98,6 +102,7 @@ class Options(Record):
             dict from paths of arguments, whose first axis has the rows, or names of sizes to numbers of blocks.
         shapes: names for sizes, as `aot.shapes` writes them, by path. Canonical options hold pairs.
         compiler_options: XLA's options for the programs, as in `jax.jit`. Canonical options hold pairs.
+        sizes: `"dynamic"`, or None: whether calls of all sizes of an axis share one program.
     """
 
     argnums: int | Sequence[int] = 0
@@ -128,6 +133,7 @@ class Options(Record):
     tiles: GivenTiles = True
     shapes: GivenShapes = ()
     compiler_options: GivenCompilerOptions = None
+    sizes: str | None = None
 
     @property
     def goal(self) -> Target | None:
@@ -252,6 +258,7 @@ def _check(options: Options) -> None:
         what = "are given together, and a donated argument is gone when a failed call is replayed."
         cure = "Donate in the function that updates, or leave check out and look at one call with aot.first_nonfinite."
         raise TraceError(message("check and donate_argnums", what, cure))
+    read_sizes(options.sizes, [x for x in _WITHOUT_SIZES if getattr(options, x) != getattr(Options, x)])
     devices = options.devices
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
         raise BudgetError(message("devices", f"is {devices!r}.", "Give how many devices share a batch, such as 8."))

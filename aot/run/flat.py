@@ -158,6 +158,11 @@ def of_function(call: Call, source: Primal, left_out: Collection[int]) -> Jits:
     return Jits(call.name, {"alone": program}, {"alone": lambda: structs})
 
 
+def no_backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
+    """Stand for the backward of a function that runs alone."""
+    raise AssertionError("a function that runs alone has no backward")
+
+
 def handed_back(call: Call, source: Primal) -> dict[int, TensorAlias]:
     """Return outputs of the function alone that are arguments or earlier outputs, by position."""
     (jaxpr, _), results = jaxprs.opened(source.closed), source.results

@@ -33,8 +33,9 @@ from jointcut.aot.call.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.options.limits import Budget
 from jointcut.aot.options.options import NONFINITE, Options, name_of
 from jointcut.aot.options.policies import GivenPolicy
+from jointcut.aot.options.sizes import read_sizes, refuse_beside
 from jointcut.aot.options.target import GivenTarget, refuse_to_run
-from jointcut.aot.stages.padding.named import NamedSizes, SizeNames, failed, is_fault
+from jointcut.aot.stages.padding.named import NamedSizes, SizeNames
 from jointcut.aot.tape.captures import Captures
 from jointcut.aot.tape.forward import Ran, as_array, fitting_refs, ran
 from jointcut.aot.tape.nodes import value_of
@@ -50,15 +51,6 @@ from jointcut.wrappers.boundary import bounded_class
 from jointcut.wrappers.metadata.convention import is_real
 
 _RECORDS = Records()
-
-#: The choice of `sizes`.
-DYNAMIC = "dynamic"
-
-#: What a function may raise if a size is not a number. It runs again with numbers, so an error of its own comes again.
-_NEEDS_NUMBER = (
-    *(TypeError, ValueError, AttributeError, NotImplementedError, AssertionError, LookupError, OverflowError),
-    jax.errors.InconclusiveDimensionOperation,
-)
 
 
 @bounded_class()
@@ -95,11 +87,8 @@ class Taped:
         self._check, self._roll = check is not None, roll
         self._name = name_of(function)
         self._whole = None
-        if sizes not in (None, DYNAMIC):
-            raise TraceError(message("sizes", f"{sizes!r} is unknown.", choices(sizes, [DYNAMIC])))
-        if sizes is not None:
-            refuse_beside("sizes", "ops run on padded arrays", ["check"] * self._check + list(planned))
-        self._names = None if sizes is None else SizeNames()
+        dynamic = read_sizes(sizes, ["check"] * self._check + list(planned))
+        self._names = None if dynamic is None else SizeNames()
         if planned:
             refuse_beside(
                 next(iter(planned)), "the tape runs as one program", ["check"] * self._check + ["roll"] * roll
@@ -233,13 +222,7 @@ class Taped:
         sizes = None if self._names is None else self._names.of(args, kwargs, without)
         if self._names is None or sizes is None:
             return None
-        try:
-            return run(sizes=sizes)
-        except _NEEDS_NUMBER as error:
-            if is_fault(error):
-                raise
-            self.captures.note(f"{self._names.give_up(sizes, str(error))} has a program for each size: {failed(error)}")
-            return None
+        return self._names.tried(sizes, functools.partial(run, sizes=sizes), self.captures.note)
 
     def _value(self, made: Ran) -> Any:
         return (made.value, made.aux) if self._has_aux else made.value
@@ -355,14 +338,6 @@ class Decorator:
 
 
 tape = Decorator()
-
-
-def refuse_beside(option: str, how: str, given: Sequence[str]) -> None:
-    """Raise `TraceError` for the first given option that cannot be combined with one, and say how that one runs."""
-    for name in given:
-        raise TraceError(
-            message(name, f"is given beside {option}, with which {how}, without {name}.", "Give one of them.")
-        )
 
 
 def refuse_unknown(others: Mapping[str, Any]) -> None:

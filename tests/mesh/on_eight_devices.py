@@ -228,7 +228,18 @@ def a_target_of_another_number_of_devices_is_refused():
     ), text
 
 
+def sizes_of_arrays_on_a_mesh_are_numbers():
+    cut, wanted = aot.function(loss, sizes="dynamic"), jax.grad(loss)
+    for rows in (256, 128, 64):
+        ws, x = laid(LINE, P(), P("d"))
+        for leaves in ((ws, x[:rows]), (ws, X[:rows])):
+            for a, b in zip(cut.grad(*leaves), wanted(*leaves), strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+    assert not len(cut.sizes), cut.sizes
+
+
 CLAIMS = [
+    sizes_of_arrays_on_a_mesh_are_numbers,
     a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each,
     calls_whose_arrays_lie_otherwise_are_each_as_plain_jax,
     a_mesh_of_one_device_is_no_mesh,

@@ -12,4 +12,5 @@ Files, in reading order:
     joined: Join numbers along padded axes: sums, products of matrices, sorts.
     padded: Write a program of symbolic sizes as one for padded arrays.
     named: Give names to the sizes of arguments that vary, and choose buckets.
+    sized: Run a function whose sizes vary: one pair of halves for padded arrays serves all sizes of an axis.
 """

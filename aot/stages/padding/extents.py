@@ -12,7 +12,7 @@ from jax import lax
 
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program import sizes as symbolic
-from jointcut.partition.program.jax import jaxprs, runtime
+from jointcut.partition.program.jax import jaxprs, runtime, user_source
 from jointcut.partition.program.jax.jaxprs import Equation, Literal
 
 
@@ -98,4 +98,6 @@ class PaddedOp:
         """Return the error for an equation that cannot run on padded arrays."""
         shown = ", ".join(f"[{','.join(map(str, shape))}]" for shape in self.shapes)
         where = f"{self.eqn.primitive.name} of {shown}" if self.shapes else self.eqn.primitive.name
-        return TraceError(message(where, f"needs the size as a number: it {why}.", "Give it as a number."))
+        error = TraceError(message(where, f"needs the size as a number: it {why}.", "Give it as a number."))
+        error.add_note(user_source.source_of(self.eqn))
+        return error

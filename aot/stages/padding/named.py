@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,15 @@ _LEAST_ROWS, _LITTLE_ROWS, _LITTLE_BYTES = 8, 64, 2**16
 
 #: A bucket is used again for sizes down to this part of it.
 _SMALLEST_PART = 8
+
+#: An array of a call: its argument, its place among the argument's leaves, and the array.
+Located = tuple[Any, int, Any]
+
+#: What a function may raise if a size is not a number. It runs again with numbers, so an error of its own comes again.
+_NEEDS_NUMBER = (
+    *(TypeError, ValueError, AttributeError, NotImplementedError, AssertionError, LookupError, OverflowError),
+    jax.errors.InconclusiveDimensionOperation,
+)
 
 #: Two sizes that differ by so much in all calls are one size, such as inputs and their targets, shifted by one.
 _MOST_APART = 2
@@ -64,6 +73,8 @@ class NamedSizes:
         size = numbers(shape, self.bucket)
         if size == x.shape:
             return jnp.asarray(x)
+        if runtime.is_tracer(x):
+            return jnp.pad(x, [(0, n - m) for n, m in zip(size, x.shape, strict=True)])
         made = np.zeros(size, x.dtype)
         made[tuple(slice(n) for n in x.shape)] = np.asarray(x)
         return jnp.asarray(made)
@@ -71,11 +82,15 @@ class NamedSizes:
     def cut(self, x: Any, shape: Sequence[Any]) -> Any:
         """Return a padded array without what is behind its end."""
         size = numbers(shape, self.true)
-        return x if size == x.shape else jnp.asarray(np.asarray(x)[tuple(map(slice, size))])
+        if size == x.shape:
+            return x
+        part = tuple(map(slice, size))
+        return x[part] if runtime.is_tracer(x) else jnp.asarray(np.asarray(x)[part])
 
-    def __str__(self) -> str:
-        """`s0 = axis 0 of args[1] up to 64`."""
-        return ", ".join(f"{name} = {place} up to {self.bucket[name]}" for name, place in self.places.items())
+    @property
+    def most(self) -> str:
+        """`s0 up to 64, s1 up to 8`."""
+        return ", ".join(f"{name} up to {self.bucket[name]}" for name in sorted(self.bucket))
 
 
 @dataclass(frozen=True)
@@ -172,18 +187,39 @@ class SizeNames:
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], without: Sequence[int] = ()) -> NamedSizes | None:
         """Return the names for a call; None if no size has varied so far. Arguments in `without` get no names."""
         arguments = [(i, x) for i, x in enumerate(args) if i not in without] + list(kwargs.items())
-        trees, arrays = [], list[tuple[Any, int, Any]]()
+        trees, arrays = [], list[Located]()
         for at, argument in arguments:
             leaves, tree = jax.tree.flatten(argument)
             trees.append((at, tree))
-            arrays += [(at, i, x) for i, x in enumerate(leaves) if _is_plain(x)]
+            arrays += [(at, i, x) for i, x in enumerate(leaves) if is_plain(x)]
+
+        def paths() -> dict[Any, Sequence[str]]:
+            named = ((at, f"args[{at}]" if isinstance(at, int) else f"kwargs[{at!r}]", x) for at, x in arguments)
+            return {at: tree_paths(path, jax.tree.structure(x)) for at, path, x in named}
+
+        return self.among(tuple(trees), arrays, paths)
+
+    def among(self, tree: Any, arrays: Sequence[Located], paths: Callable[[], Mapping[Any, Sequence[str]]]) -> Any:
+        """Return the names for arrays of a call, as `of` does; `tree` is its structure, `paths` name its leaves."""
         sizes = tuple(n for _, _, x in arrays for n in x.shape)
-        key = tuple(trees), tuple((at, i, x.ndim, x.dtype) for at, i, x in arrays)
+        key = tree, tuple((at, i, x.ndim, x.dtype) for at, i, x in arrays)
         if (seen := self._seen.get(key)) is None:
-            seen = self._seen[key] = _Seen(_axes(arguments, arrays), [sizes], self._varied, self._numbers)
+            known = paths()
+            axes = [_Axis(at, i, axis, known[at][i]) for at, i, x in arrays for axis in range(x.ndim)]
+            seen = self._seen[key] = _Seen(axes, [sizes], self._varied, self._numbers)
         seen.note(sizes)
         true = seen.known(sizes)
         return self._named(seen, arrays, true) if true else None
+
+    def tried(self, named: NamedSizes, run: Callable[[], Any], note: Callable[[str], None]) -> Any:
+        """Run with names; return None, and note which size must be a number and where, if one must."""
+        try:
+            return run()
+        except _NEEDS_NUMBER as error:
+            if is_fault(error):
+                raise
+            note(f"{self.give_up(named, str(error))} has a program for each size: {failed(error)}")
+            return None
 
     def give_up(self, named: NamedSizes, why: str) -> str:
         """Let the sizes that an error names be numbers from now on, or all if it names none; say so in words."""
@@ -230,15 +266,7 @@ class SizeNames:
         return chosen
 
 
-def _axes(arguments: Sequence[tuple[Any, Any]], arrays: Sequence[tuple[Any, int, Any]]) -> list[_Axis]:
-    paths = {
-        at: tree_paths(f"args[{at}]" if isinstance(at, int) else f"kwargs[{at!r}]", jax.tree.structure(argument))
-        for at, argument in arguments
-    }
-    return [_Axis(at, i, axis, paths[at][i]) for at, i, x in arrays for axis in range(x.ndim)]
-
-
-def _is_plain(x: Any) -> bool:
+def is_plain(x: Any) -> bool:
     """Whether an argument is an array on one device."""
     if isinstance(x, np.ndarray):
         return x.dtype.kind in "biufc" or abstract.is_plain(jax.typeof(x))
@@ -259,7 +287,8 @@ def failed(error: BaseException) -> str:
     """Say in a line what a function did with a symbolic size that needs a number, and where."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(our_folders())]
-    line = place("", [call_text(f.filename, f.lineno or 0, f.name) for f in reversed(frames)]).line
+    calls = [call_text(f.filename, f.lineno or 0, f.name) for f in reversed(frames)]
+    line = place("", [*calls, *getattr(error, "__notes__", ())]).line
     return f"{text} ({short_line(line)})" if line else text
 
 

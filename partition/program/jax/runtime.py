@@ -14,6 +14,7 @@ import jax
 import jax.core
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax.extend.mlir import ir as _ir
 
@@ -65,6 +66,18 @@ def inlined(function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 def tracing() -> bool:
     """Whether the caller is inside a JAX transformation (jit, grad, vmap, scan and the like)."""
     return not _core.trace_state_clean()
+
+
+def only_pulls_back() -> bool:
+    """Whether the caller is inside a single `jax.grad` or `jax.vjp` that runs op by op, and in nothing else."""
+    trace = _core.trace_ctx.trace
+    is_vjp = isinstance(trace, _ad.LinearizeTrace) and trace.is_vjp
+    return is_vjp and isinstance(trace.parent_trace, _core.EvalTrace)
+
+
+def number_of(x: Any) -> Any:
+    """The array in a tracer of such a `jax.grad`; any other value unchanged."""
+    return x.primal if isinstance(x, _ad.LinearizeTracer) else x
 
 
 def is_tracer(x: Any) -> bool:
