@@ -9,6 +9,8 @@ Files, in reading order:
     weigh: Weigh a step by compiling it: memory, flops and collectives by XLA's own account.
     records: Keep what steps took in a JSON file, by JAX version and backend or target.
     verdict: Compare a step with its record and its bound, and say what grew.
+    environments: Make an environment for each version of JAX, once, and keep it for later runs.
+    versions: Run the same tests with several versions of JAX, and say for each step what it takes with each.
     session: Hold the steps that the tests of one run weigh.
     plugin: Serve pytest: the mark and the fixture `peak`, and the options `--peak-record` and `--peak-check`.
 """

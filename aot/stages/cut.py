@@ -32,7 +32,7 @@ from jointcut.aot.stages import debug
 from jointcut.aot.stages.axes import Axes, axes_of
 from jointcut.aot.stages.gather import gather, measured
 from jointcut.aot.stages.gradient import Gradient, gradient
-from jointcut.aot.stages.measured import Measured, device_bytes, timed
+from jointcut.aot.stages.measured import Measured, device_bytes, fed, refuse_to_feed, timed
 from jointcut.aot.stages.watched import watched
 from jointcut.aot.trace.data import Trace
 from jointcut.aot.trace.signature import described
@@ -352,18 +352,23 @@ class Compiled:
                 self._binder.keep("step", bound, runner.ready("step"))
             return runner.value_and_grad(bound)
 
-    def measure(self, *args: Any, rounds: int = 5, **kwargs: Any) -> Measured:
+    def measure(self, *args: Any, rounds: int = 5, feed: bool = False, **kwargs: Any) -> Measured:
         """Run the step, and return what it takes beside what the model predicted; `print` the result.
 
         The step runs once more than `rounds`, on copies of the arrays, so that none is given up. Its effects happen
-        each time. Raises `CallError` if the arguments do not fit.
+        each time. With `feed` the time of the fastest run corrects the rates of this device, on which the seconds of
+        later plans rest, and the result says so. Raises `CallError` if the arguments do not fit, or if there are no
+        rates to correct.
         """
         front, name = self.cut.pareto(), self.cut.traced.name
         assert front.chosen is not None, "the front of a cut has its plan"
+        if feed:
+            refuse_to_feed(self.cut.traced.options)
         run_seconds = timed(self.value_and_grad, args, kwargs, rounds)
         predicted_bytes, seconds, _ = front.chosen
         known = jax.local_devices()[0].device_kind, predicted_bytes, self.peak_bytes, device_bytes()
-        return Measured(name, *known, front.common_seconds + seconds, run_seconds)
+        found = Measured(name, *known, front.common_seconds + seconds, run_seconds)
+        return fed(self.cut.request.planner, found) if feed else found
 
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
         """Return the function's output and a pullback, from a cotangent of the output to the gradients in `argnums`.

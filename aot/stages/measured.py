@@ -5,15 +5,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jointcut.aot.options.options import Options
+from jointcut.aot.planning.budgets.rates import feed
 from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted, human_bytes, human_seconds
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.search.budget import Planner
 from jointcut.wrappers.record import Record
+
+_LEAST_S = 1e-3  # of a step that tells rates; calling a program takes a tenth of that
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Measured(Record):
         device_bytes: the most bytes that the device had in use since the process began; None where it does not count.
         predicted_seconds: the time of the step by the model.
         run_seconds: the time of each run, in order.
+        fed: what became of the rates that plans rest on, if the step was to correct them.
     """
 
     name: str
@@ -37,6 +44,7 @@ class Measured(Record):
     device_bytes: int | None
     predicted_seconds: float
     run_seconds: tuple[float, ...]
+    fed: str = ""
 
     @property
     def seconds(self) -> float:
@@ -59,11 +67,33 @@ class Measured(Record):
         notes = [f"  bytes by XLA's account; seconds in the middle of {counted(runs, 'run')}, {spread}"]
         if self.device_bytes is not None:
             notes.append(f"  the device had at most {human_bytes(self.device_bytes)} in use since the process began")
+        if self.fed:
+            notes.append(f"  {self.fed}")
         return "\n".join([f"{self.name}, on {self.backend}", *(line.rstrip() for line in lines), *notes])
 
 
 def _ratio(measured: float, predicted: float) -> str:
     return f"{measured / predicted:.2f}" if predicted else ""
+
+
+def refuse_to_feed(options: Options) -> None:
+    """Raise `CallError` where a step was not planned by the rates of the device."""
+    if options.cost is not None or options.goal is not None:
+        what = "has no rates to correct: the step was planned for a target, or by a cost of yours."
+        raise CallError(message("feed", what, "Correct these yourself, or leave `target` and `cost` away."))
+
+
+def fed(planner: Planner, found: Measured) -> Measured:
+    """Let a measured step correct the rates of the device, and say so in it.
+
+    Raises `CallError` where the step is too short to tell of them.
+    """
+    least, model = min(found.run_seconds), planner.model
+    if least < _LEAST_S:
+        what = f"cannot tell rates by a step of {human_seconds(least)}: much of that is the call itself."
+        raise CallError(message("feed", what, "Measure one that takes a millisecond or more."))
+    assert isinstance(model, Roofline), "without a cost the model is a roofline"
+    return replace(found, fed=feed(model, found.predicted_seconds, least, found.name))
 
 
 def timed(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], rounds: int) -> tuple[float, ...]:

@@ -19,11 +19,13 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jointcut import aot
 from jointcut.aot.planning.budgets import link, rates_file
 from jointcut.aot.planning.budgets import rates as measuring
 from jointcut.aot.planning.budgets.rates import Measured, rates
+from jointcut.aot.stages import cut as cut_module
 from jointcut.partition.bodies.read import read
-from jointcut.partition.errors import JointcutError
+from jointcut.partition.errors import CallError, JointcutError
 from jointcut.partition.prices.cost import Roofline, recompute_seconds
 from jointcut.partition.program.jax import runtime
 from jointcut.partition.program.roles import Roles
@@ -209,6 +211,87 @@ def test_settings_of_the_caller_do_not_reach_the_measurement(folder, monkeypatch
     with jax.enable_x64(True), jax.disable_jit(), jax.debug_nans(True):
         rates()
     assert seen == [(False, False, False)]
+
+
+# ---------------------------------------------------------------- by a step that ran
+
+
+def measured_step(monkeypatch, seconds):
+    """A compiled step whose runs take a second of these times, as if the device did."""
+    monkeypatch.setattr(cut_module, "timed", lambda *_: seconds)
+    return aot.function(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2)).trace(W, X).partition().compile()
+
+
+W, X = jnp.ones((32, 32)), jnp.ones((64, 32))
+
+
+def test_a_measured_step_corrects_the_seconds_of_later_plans(folder, count, monkeypatch, caplog):
+    run = measured_step(monkeypatch, (0.02, 0.015))
+    plain = run.measure(W, X)
+    assert plain.fed == "" and rates() == FIGURES
+    with caplog.at_level(logging.INFO, "jointcut"):
+        found = run.measure(W, X, feed=True)
+    later = measured_step(monkeypatch, (0.015,)).measure(W, X)
+    assert abs(math.log(0.015 / later.predicted_seconds)) < abs(math.log(0.015 / plain.predicted_seconds))
+    assert 0.8 < 0.015 / later.predicted_seconds < 1.25
+    slower = FIGURES.flops_per_s / rates().flops_per_s
+    kind = jax.local_devices()[0].device_kind
+    assert found.fed == (
+        f"the rates of {kind} are {slower:.1f} times lower, in {folder}/rates.json; "
+        "remove the entry there to have them measured again"
+    )
+    assert str(found).splitlines()[-1] == f"  {found.fed}"
+    assert f"By the time of <lambda> {found.fed}." in caplog.messages
+    for name, rate in asdict(FIGURES).items():  # all by one factor: prices keep their proportions
+        assert rate is None or 0.85 < rate / slower / getattr(rates(), name) < 1.17
+    assert run.measure(W, X, feed=True).fed.startswith(f"the rates of {kind} are what they were, in ")  # once is enough
+
+
+def test_rates_that_were_fed_are_kept_until_the_entry_is_removed(folder, count, monkeypatch):
+    measured_step(monkeypatch, (0.015,)).measure(W, X, feed=True)
+    fed, path = rates(), folder / "rates.json"
+    entries = json.loads(path.read_text())
+    (entry,) = entries.values()
+    assert entry["fed_by"] == "<lambda>"
+    entry["measured_unix_s"] -= 90 * 86_400
+    path.write_text(json.dumps(entries))
+    forget()
+    assert rates() == fed != FIGURES and len(count) == 1
+    path.unlink()
+    forget()
+    assert rates() == FIGURES and len(count) == 2
+
+
+def test_what_a_step_cannot_correct_is_refused_and_stays(folder, count, monkeypatch):
+    with pytest.raises(CallError) as caught:
+        measured_step(monkeypatch, (0.0003,)).measure(W, X, feed=True)
+    assert str(caught.value) == (
+        "feed cannot tell rates by a step of 300 µs: much of that is the call itself.\n"
+        "Measure one that takes a millisecond or more."
+    )
+    priced = aot.function(lambda w: jnp.sum(w**2), cost=FIGURES).trace(W).partition().compile()
+    with pytest.raises(CallError) as caught:
+        priced.measure(W, feed=True)
+    assert str(caught.value) == (
+        "feed has no rates to correct: the step was planned for a target, or by a cost of yours.\n"
+        "Correct these yourself, or leave `target` and `cost` away."
+    )
+    (folder / "rates.json").write_text(json.dumps({"*": _told(FIGURES)}))
+    forget()
+    with pytest.raises(CallError) as caught:
+        measured_step(monkeypatch, (0.015,)).measure(W, X, feed=True)
+    assert str(caught.value) == (
+        f"feed has no rates to correct: {folder}/rates.json fixes those of any device.\nRemove its entry '*'."
+    )
+    assert rates() == FIGURES
+
+
+def test_rates_that_cannot_be_kept_are_fed_for_this_process_and_that_is_said(folder, count, monkeypatch):
+    run = measured_step(monkeypatch, (0.015,))
+    rates()
+    monkeypatch.setenv("JOINTCUT_RATES", str(folder / "rates.json" / "below a file"))
+    assert run.measure(W, X, feed=True).fed.endswith(" times lower, not kept")
+    assert rates() != FIGURES
 
 
 # ---------------------------------------------------------------- the file

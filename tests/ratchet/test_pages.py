@@ -35,5 +35,5 @@ def test_every_option_and_setting_of_the_page_is_there(pytester):
     text = PAGE.read_text("utf-8") + (ROOT / "docs" / "after-an-upgrade.md").read_text("utf-8")
     known = pytester.runpytest_inprocess("-p", "jointcut.aot.ratchet.plugin", "--help").stdout.str()
     names = set(re.findall(r"--peak-\w+", text)) | set(re.findall(r"^(peak_\w+) =", text, re.MULTILINE))
-    assert len(names) == 7
+    assert len(names) == 9
     assert [name for name in names if name not in known] == []

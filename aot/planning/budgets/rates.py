@@ -12,6 +12,9 @@ the rates are measured again, and a rate is replaced only if the new one is more
 `rates(anew=True)` measures at once and replaces all rates. An entry `"*"` of the file holds for any device and is never
 measured again: write one where several machines, or tests, should choose the same plans.
 
+Four programs are not a step. `feed` lets the time of a step that ran correct the rates: all by one factor, so that
+prices keep their proportions, and plans their choices. An entry that was fed says by what, and does not grow old.
+
 `Measured` times each heavy op itself instead. Both measure on a thread of their own: the caller's thread may be tracing
 a `jit`, and then computes nothing, or have settings that would distort the figures.
 """
@@ -38,9 +41,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jointcut.aot.options.limits import default_device
-from jointcut.aot.planning.budgets.rates_file import ANY, file, read, there, undisturbed, write
+from jointcut.aot.planning.budgets.rates_file import ANY, file, noted, read, there, undisturbed, write
 from jointcut.aot.progress.progress import Stage
-from jointcut.partition.errors import JointcutError, PlanError, message
+from jointcut.partition.errors import CallError, JointcutError, PlanError, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.rules import heavy
@@ -58,6 +61,7 @@ _BURST_S, _PAUSE_S = 0.15, 0.1  # length of a burst of runs, and of the pause be
 _STEADY, _BETTER = 4, 0.97  # measuring ends after this number of bursts without a time below this share of the best
 _MOST_S = 4.0  # measuring ends after this time at the latest
 _WHEN, _MONTH_S = "measured_unix_s", 30 * 86_400  # key of the time in an entry of the file, and how long it counts
+_FED = "fed_by"  # key of the step that corrected an entry
 _FASTER = 1.5  # a rate measured again replaces the noted one if it is higher by this factor
 _TRIES = 5  # number of runs of one op; the median counts
 
@@ -99,9 +103,14 @@ def _noted_or_measured(device: Any, name: str, anew: bool) -> Roofline:
         measured = _measured(device)
         if noted is not None and not anew:
             measured = _fastest(noted, measured)
-        told = {rate: given for rate, given in asdict(measured).items() if rate != "host_bytes_per_s"}  # see `link`
-        write(name, {**told, _WHEN: int(time.time())})
+        write(name, _told(measured))
     return measured
+
+
+def _told(measured: Roofline) -> dict[str, Any]:
+    """Return rates as an entry of the file."""
+    told = {rate: given for rate, given in asdict(measured).items() if rate != "host_bytes_per_s"}  # see `link`
+    return {**told, _WHEN: int(time.time())}
 
 
 def _fastest(noted: Roofline, measured: Roofline) -> Roofline:
@@ -115,16 +124,40 @@ def _rates_in(entries: dict[str, Any], name: str) -> Roofline | None:
     if name not in entries:
         return None
     try:
-        return Roofline(**{key: rate for key, rate in dict(entries[name]).items() if key != _WHEN})
+        return Roofline(**{key: rate for key, rate in dict(entries[name]).items() if key not in (_WHEN, _FED)})
     except (TypeError, ValueError, PlanError):
         _LOG.warning("Rates are measured anew, since the entry %r of %s holds none.", name, file())
         return None
 
 
 def _is_young(entry: dict[str, Any]) -> bool:
-    """Whether an entry was measured within a month, and not in the future, as after a clock was put back."""
+    """Whether an entry was fed, or measured within a month, and not in the future, as after a clock was put back."""
     when = entry.get(_WHEN)
-    return isinstance(when, int | float) and 0 <= time.time() - when < _MONTH_S
+    return _FED in entry or (isinstance(when, int | float) and 0 <= time.time() - when < _MONTH_S)
+
+
+def feed(used: Roofline, predicted_seconds: float, least_seconds: float, by: str) -> str:
+    """Correct the rates of JAX's default device by a step that ran, and return a sentence that says so.
+
+    A step takes the predicted seconds by the rates that were `used`, and took the least seconds. It may be fed twice.
+    Raises `CallError` where an entry of the file holds for any device.
+    """
+    device = default_device()
+    name, before = device_name(device), rates(device)
+    if ANY in read():
+        what, cure = f"has no rates to correct: {file()} fixes those of any device.", f"Remove its entry {ANY!r}."
+        raise CallError(message("feed", what, cure))
+    share = rounded(used.flops_per_s * predicted_seconds / least_seconds) / before.flops_per_s
+    after = Roofline(**{n: rate and rounded(rate * share) for n, rate in asdict(before).items()})
+    with _LOCK, undisturbed():
+        _KNOWN[name], entry = after, {**_told(after), _FED: by}
+        write(name, entry)
+    kept = f"in {file()}; remove the entry there to have them measured again" if noted(name) == entry else "not kept"
+    by_much = after.flops_per_s / before.flops_per_s
+    words = f"{by_much:.1f} times higher" if by_much > 1 else f"{1 / by_much:.1f} times lower"
+    told = f"the rates of {device.device_kind} are {words if by_much != 1 else 'what they were'}, {kept}"
+    _LOG.info("By the time of %s %s.", by, told)
+    return told
 
 
 def device_name(device: Any) -> str:

@@ -29,9 +29,14 @@ def file() -> Path:
     """The file; raises `RuntimeError` where it lies in a home that is unknown."""
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser()
+    return cache_folder() / "rates.json"
+
+
+def cache_folder() -> Path:
+    """The folder of what is kept for later runs; raises `RuntimeError` where it lies in a home that is unknown."""
     if folder := os.environ.get("JOINTCUT_CACHE_DIR"):
-        return Path(folder) / "rates.json"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jointcut" / "rates.json"
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jointcut"
 
 
 @contextmanager

@@ -29,15 +29,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--peak-target", default="", metavar="TARGET", help="Weigh for a device such as h100, not here.")
     text = "With --peak-check: compare with records of another JAX version or target, such as 0.10.2."
     group.addoption("--peak-against", default="", metavar="VERSION", help=text)
+    text = "Run the tests with each of these versions of JAX, in environments that are made once: '0.10.2 0.12'."
+    group.addoption("--peak-versions", default="", metavar="VERSIONS", help=text)
     parser.addini("peak_file", "The file of the records, from the project's folder.", default="peaks.json")
     parser.addini("peak_budget", "The most bytes of a step whose test has no mark, such as 66 MB.", default="")
     parser.addini("peak_tolerance", "The share by which a figure may grow, such as 1%%.", default="0%")
+    text = "What pip installs for --peak-versions besides JAX, pytest and jointcut, by default the project."
+    parser.addini("peak_requires", text, type="linelist", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark, and refuse options that exclude each other."""
     config.addinivalue_line("markers", "peak(bytes): the steps that a test weighs take at most these, as in '66 MB'.")
     config.stash[_TOLD] = []
+    _refuse_both(config)
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Run the tests with each version of JAX that is asked for, in processes of their own."""
+    versions = config.getoption("peak_versions")
+    if not versions:
+        return None
+    _refuse_both(config)
+    of, call = importlib.import_module("jointcut.aot.ratchet.versions"), config.invocation_params
+    requires, arguments, is_check = config.getini("peak_requires"), tuple(map(str, call.args)), _mode(config) == "check"
+    matrix = of.Matrix(versions, tuple(requires), _file(config), config.rootpath, call.dir, arguments, is_check)
+    return _usable(lambda: of.run(matrix))
+
+
+def _refuse_both(config: pytest.Config) -> None:
     if config.getoption("peak_record") and config.getoption("peak_check"):
         raise pytest.UsageError("--peak-record and --peak-check exclude each other.\nCheck first, then record.")
 
@@ -177,7 +197,7 @@ def _session(config: pytest.Config) -> Any:
     if _SESSION not in config.stash:
         of = _module()
         settings = of.Settings(
-            Path(config.rootpath, config.getini("peak_file")),
+            _file(config),
             config.rootpath,
             _mode(config),
             config.getoption("peak_target"),
@@ -187,6 +207,10 @@ def _session(config: pytest.Config) -> Any:
         )
         config.stash[_SESSION] = _usable(lambda: of.Session.of(settings))
     return config.stash[_SESSION]
+
+
+def _file(config: pytest.Config) -> Path:
+    return Path(config.rootpath, config.getini("peak_file"))
 
 
 def _mode(config: pytest.Config) -> str:
