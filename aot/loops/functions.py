@@ -13,17 +13,20 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.aot.loops.counters import known_numbers
 from jointcut.aot.loops.parts import Parts
-from jointcut.aot.loops.plain import looped
+from jointcut.aot.loops.plain import HANDS_REFERENCE, looped
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program.cells import call_text
 from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects
+from jointcut.wrappers.built_in import refs
 
 
 @dataclass(frozen=True)
 class TracedLoop:
     """A loop of flat arrays: its parts, the constants they take first, the first carry, and the tree of the carry.
 
-    `name` is the name of the body, for errors. `known` are the known integers among constants and carry.
+    `name` is the name of the body, for errors. `known` are the known integers among constants and carry. `written` are
+    the references that the body writes. What they hold is the last part of the carry; what references hold that are
+    read alone is the last part of the constants.
     """
 
     parts: Parts
@@ -32,6 +35,14 @@ class TracedLoop:
     tree: Any
     name: str
     known: dict[int, int]
+    written: Sequence[Any]
+
+    def finished(self, carry: list[Any]) -> Any:
+        """Return the last carry in the user's tree, and write to the references what they hold after the loop."""
+        count = len(carry) - len(self.written)
+        for ref, state in zip(self.written, carry[count:], strict=True):
+            ref[...] = state
+        return jax.tree.unflatten(self.tree, carry[:count])
 
 
 def traced_loop(
@@ -55,19 +66,21 @@ def traced_loop(
     given, leaves = leaves, [jnp.asarray(x) for x in leaves]
     where = place_of(called, blamed)
     out, leaves = _traced_body(body_fun, where, init, leaves, depth)
-    out = looped(out)
     cond = _traced_cond(cond_fun, tree, leaves)
-    consts = _same([*_consts(cond), *_consts(out)])
-    for name, closed in ((place_of("cond_fun", cond_fun), cond), (where, out)):
-        for const in _consts(closed):
-            if abstract.is_reference(jax.typeof(const)):
-                cure = "Carry its value, and write it to the reference after the loop."
-                what = "reads or writes a jax.Ref from outside of the loop."
-                raise TraceError(message(name, what, cure))
-    avals = [*map(jax.typeof, consts), *map(jax.typeof, leaves)]
+    written = _written(out)
+    if among := _written(cond):
+        what = f"writes a jax.Ref, {jax.typeof(among[0]).str_short()}."
+        raise TraceError(message(place_of("cond_fun", cond_fun), what, "Write it in the body."))
+    outer = _same([*_consts(cond), *_consts(out)])
+    read = [x for x in outer if _is_reference(x) and not any(x is ref for ref in written)]
+    plain = [x for x in outer if not _is_reference(x)]
+    consts, states = [*plain, *(ref[...] for ref in read)], [ref[...] for ref in written]
+    order, avals = [*plain, *read], [*map(jax.typeof, [*consts, *leaves, *states])]
     carry = avals[len(consts) :]
-    parts = Parts(_lifted(cond, consts, avals, None), _lifted(out, consts, avals, carry), len(consts))
-    return TracedLoop(parts, consts, leaves, tree, where, known_numbers([*consts, *given]))
+    body = looped(_lifted(out, where, order, written, avals, carry))
+    test = _lifted(cond, place_of("cond_fun", cond_fun), order, written, avals, None)
+    known = {i: n for i, n in known_numbers([*consts, *given]).items() if not len(plain) <= i < len(consts)}
+    return TracedLoop(Parts(test, body, len(consts)), consts, [*leaves, *states], tree, where, known, written)
 
 
 def place_of(name: str, function: Callable[..., Any]) -> str:
@@ -87,9 +100,9 @@ def _check_arrays(init: Any, depth: int) -> None:
             aval = None
         if aval is None or not hasattr(aval, "shape") or abstract.is_reference(aval):
             cure = "Carry arrays and numbers only; close over everything else."
-            raise TraceError(
-                message(f"init{keystr(keys[depth:])}", f"is of type {type(leaf).__name__}, not an array.", cure)
-            )
+            is_ref = aval is not None and abstract.is_reference(aval)
+            what = "is a jax.Ref, not an array." if is_ref else f"is of type {type(leaf).__name__}, not an array."
+            raise TraceError(message(f"init{keystr(keys[depth:])}", what, cure))
 
 
 def _traced_body(
@@ -101,10 +114,15 @@ def _traced_body(
     def flat(*xs: Any) -> Any:
         out = function(jax.tree.unflatten(tree, xs))
         differs[:] = [] if jax.tree.structure(out) == tree else [_structures(init, out, depth)]
-        return [jnp.asarray(x) for x in jax.tree.leaves(out)]
+        found = tree_flatten_with_path(out)[0]
+        returned[:] = [keystr(keys[depth:]) for keys, x in found if _is_reference(x)]
+        return [] if returned else [jnp.asarray(x) for _, x in found]
 
     differs: list[str] = []
+    returned: list[str] = []
     closed = jax.make_jaxpr(flat)(*map(_struct, leaves))
+    if returned:
+        raise TraceError(message(where, f"returns a jax.Ref as carry{returned[0]}.", "Return what it holds: ref[...]."))
     if differs:  # said here, since JAX adds notes to errors that are raised above
         raise TraceError(message(where, differs[0], "Return a carry of the same structure."))
     avals = _out_avals(closed)
@@ -180,16 +198,47 @@ def _same(values: Sequence[Any]) -> list[Any]:
     return list({id(x): x for x in values}.values())
 
 
-def _lifted(closed: Any, consts: Sequence[Any], avals: Sequence[Any], outs: Sequence[Any] | None) -> Any:
-    """Return the jaxpr with all constants and the carry as inputs, which returns arrays of the types `outs`."""
-    place = {id(const): i for i, const in enumerate(consts)}
+def _is_reference(x: Any) -> bool:
+    return isinstance(x, jax.Ref) or (runtime.is_tracer(x) and abstract.is_reference(jax.typeof(x)))
+
+
+def _written(closed: Any) -> list[Any]:
+    """Return the references among the constants of a jaxpr that it writes."""
+    jaxpr, consts = jaxprs.opened(closed)
+    changed = {var for eqn in jaxpr.eqns for var in refs.written(eqn)}
+    return _same([x for var, x in zip(jaxpr.constvars, consts, strict=True) if var in changed])
+
+
+def _lifted(
+    closed: Any, where: str, order: Sequence[Any], written: Sequence[Any], avals: Sequence[Any], outs: Any
+) -> Any:
+    """Return the jaxpr with what its constants are or hold, and the carry, as inputs.
+
+    The constants have this `order`. The carry ends with what the references `written` hold. If the types `outs` of the
+    next carry are given, the jaxpr returns it.
+    """
+    place = {id(const): i for i, const in enumerate(order)}
+    place |= {id(ref): len(avals) - len(written) + i for i, ref in enumerate(written)}
     jaxpr, own = jaxprs.opened(closed)
-    open_ = jaxprs.constants_first(jaxpr)
+    open_, held = jaxprs.constants_first(jaxpr), [x for x in own if _is_reference(x)]
+    if held:
+        open_ = _discharged(open_, where)
 
     def flat(*xs: Any) -> list[Any]:
-        results = runtime.evaluate(open_, *(xs[place[id(c)]] for c in own), *xs[len(consts) :])
+        results = runtime.evaluate(open_, *(xs[place[id(c)]] for c in own), *xs[len(order) : len(xs) - len(written)])
         if outs is None:
-            return results
+            return results[:1]
+        count = len(results) - len(held)
+        after = {id(ref): x for ref, x in zip(held, results[count:], strict=True)}
+        results = [*results[:count], *(after[id(ref)] for ref in written)]
         return [abstract.typed(x, a) if abstract.is_plain(a) else x for x, a in zip(results, outs, strict=True)]
 
     return side_effects.pure(jax.make_jaxpr(flat)(*map(abstract.struct, avals)))
+
+
+def _discharged(closed: Any, where: str) -> Any:
+    try:
+        return side_effects.discharged(closed)
+    except NotImplementedError:
+        what, cure = HANDS_REFERENCE
+        raise TraceError(message(where, f"{what}.", cure)) from None

@@ -18,7 +18,7 @@ from jointcut.aot.loops.interned import same
 from jointcut.aot.loops.memory import Memory
 from jointcut.aot.loops.parts import Parts
 from jointcut.aot.loops.rules import Loop
-from jointcut.partition.errors import CallError, message
+from jointcut.partition.errors import CallError, TraceError, message
 from jointcut.partition.program.jax import abstract, runtime, user_source
 from jointcut.wrappers.boundary import bounded
 
@@ -52,8 +52,9 @@ def while_loop(
     `r` is the least number for which `c + r` over `r` is at least `n` (Griewank and Walther 2000; Wang, Moin and
     Iaccarino 2009; Stumm and Walther 2010).
 
-    The body prints (`jax.debug.print`) as often as the forward runs: steps that run again are silent. A body with
-    other effects has no reverse mode.
+    What a `jax.Ref` holds that the body reads or writes is carried, and written back after the loop. The predicate may
+    read one. The body prints (`jax.debug.print`) as often as the forward runs: steps that run again are silent. A body
+    with other effects has no reverse mode.
 
     Args:
         cond_fun: a function of the carry that returns one boolean.
@@ -77,11 +78,11 @@ def while_loop(
     loop = traced_loop(cond_fun, body_fun, init, body_fun)
     program = _program(loop, loop.parts, max_trips, memory)
     if max_trips is None or runtime.tracing():
-        return jax.tree.unflatten(loop.tree, program(*loop.consts, *loop.init))
+        return loop.finished(program(*loop.consts, *loop.init))
     counting = _program(loop, loop.parts.counted(), max_trips, memory)
     *out, trips = counting(*loop.consts, *loop.init, jnp.int32(0))
     _refuse(loop, trips, max_trips)
-    return jax.tree.unflatten(loop.tree, out)
+    return loop.finished(out)
 
 
 @bounded
@@ -109,8 +110,7 @@ def fori_loop(
     loop = traced_loop(lambda c: c[0] < end, lambda c: (c[0] + 1, body_fun(*c)), (start, init), body_fun, 1)
     if max_trips is not None and not runtime.tracing():
         _refuse(loop, max(int(end) - int(start), 0), max_trips)
-    out = _program(loop, loop.parts, max_trips, memory)(*loop.consts, *loop.init)
-    return jax.tree.unflatten(loop.tree, out)[1]
+    return loop.finished(_program(loop, loop.parts, max_trips, memory)(*loop.consts, *loop.init))[1]
 
 
 @bounded
@@ -128,6 +128,9 @@ def while_loop_stack_output(
     """
     _check_trips(max_trips, is_needed=True)
     loop = traced_loop(cond_fun, body_fun, init, body_fun)
+    if loop.written:
+        what = "writes a jax.Ref from outside of the loop, of which no row would be in the stack."
+        raise TraceError(message(loop.name, what, "Carry its value, and write it to the reference after the loop."))
     once = same(Loop(loop.parts.once(), Memory(1), loop.name))
     stack = once.stacks.of(max_trips, lambda: jax.jit(partial(_stack, loop.parts, once, max_trips)))
     rows, trips, exceeded = stack(loop.consts, loop.init)

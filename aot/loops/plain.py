@@ -21,24 +21,38 @@ from jointcut.aot.loops.rules import LOOP, Loop
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program.bodies import LOOP_OF_JAX
 from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects, user_source
+from jointcut.partition.program.primitives import WHILE
 from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.built_in.autograd import CALL
 from jointcut.wrappers.built_in.programs import Plain
+from jointcut.wrappers.built_in.refs import written
 
-_JAX_ON_LOOPS = "Reverse-mode differentiation does not work for lax.while_loop"
+#: What JAX says where a `lax.while_loop` has no reverse mode, and where it holds another that has a reference.
+_JAX_ON_LOOPS = (
+    "Reverse-mode differentiation does not work for lax.while_loop",
+    "traced for while_body returned a mutable array reference",
+)
+#: What a loop cannot do with a reference, and what helps.
+HANDS_REFERENCE = (
+    "hands a jax.Ref from outside of the loop to a function with a derivative rule of its own",
+    "Give the function what the reference holds: ref[...].",
+)
 
 
 def looped(closed: Any, guards: str = "jax") -> Any:
     """Return the same program with our loops instead of JAX's, also in the bodies of other equations.
 
-    `guards` is as in `rules.Loop`.
-    A loop that reads or writes a reference stays JAX's, and so without a reverse mode.
+    `guards` is as in `rules.Loop`. What references hold that a loop reads or writes is carried by the loop. One that
+    hands a reference to a derivative's rule stays JAX's, and so without a reverse mode.
     """
 
     def change(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
-        return eqn if _has_references(eqn) else _loop(eqn, scope, guards)
+        return _carrying(eqn, scope, change) if _has_references(eqn) else _loop(eqn, scope, guards)
 
-    return simplify.replaced(closed, "while", change)
+    changed = simplify.replaced(closed, WHILE, change)
+    jaxpr, _ = jaxprs.opened(changed)
+    has_calls = any(eqn.primitive.name == "jit" and _has_references(eqn) for eqn in jaxpr.eqns)
+    return simplify.inlined(changed) if changed is not closed and has_calls else changed
 
 
 def count_trips(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, int]:
@@ -91,7 +105,7 @@ def _telling(closed: Any, told: Callable[[str, Any], None]) -> Any:
 
 def is_about_loops(error: ValueError) -> bool:
     """Whether JAX raised an error because a `lax.while_loop` has no reverse mode."""
-    return _JAX_ON_LOOPS in str(error)
+    return any(text in str(error) for text in _JAX_ON_LOOPS)
 
 
 @contextmanager
@@ -100,17 +114,39 @@ def refusing(closed: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if not is_about_loops(error):
-            raise
         left: list[jaxprs.Equation] = []
-        simplify.replaced(closed, "while", lambda eqn, _: left.append(eqn) or eqn if _has_references(eqn) else eqn)
-        what = "reads or writes a jax.Ref from outside of the loop; so the loop has no derivative."
-        cure = "Carry its value, and write it to the reference after the loop."
-        raise DerivativeError(message(_name(left[0]), what, cure)) from None
+        simplify.replaced(closed, WHILE, lambda eqn, _: left.append(eqn) or eqn if _has_references(eqn) else eqn)
+        if not is_about_loops(error) or not left:
+            raise
+        what = f"{HANDS_REFERENCE[0]}; so the loop has no derivative."
+        raise DerivativeError(message(_name(left[0]), what, HANDS_REFERENCE[1])) from None
 
 
 def _has_references(eqn: jaxprs.Equation) -> bool:
     return any(abstract.is_reference(v.aval) for v in eqn.invars)
+
+
+def _carrying(
+    eqn: jaxprs.Equation, scope: str, change: Callable[[jaxprs.Equation, str], jaxprs.Equation]
+) -> jaxprs.Equation:
+    """Return a call that reads references, runs a loop that carries what they hold, and writes it back to them."""
+    refs = [i for i, v in enumerate(eqn.invars) if abstract.is_reference(v.aval)]
+    own = set(map(id, written(eqn)))
+    invars, outvars = ([jaxprs.fresh(v.aval) for v in these] for these in (eqn.invars, eqn.outvars))
+    try:
+        pure = side_effects.discharged(jaxprs.build(invars, outvars, [jaxprs.rebound(eqn, invars, outvars)]))
+    except NotImplementedError:
+        return eqn
+    pure = simplify.replaced(pure, WHILE, lambda inner, inside: change(inner, f"{scope}/{inside}"))
+
+    def run(*operands: Any) -> list[Any]:
+        outs = runtime.evaluate(pure, *(x[...] if i in refs else x for i, x in enumerate(operands)))
+        for i, state in zip(refs, outs[len(outvars) :], strict=True):
+            if id(eqn.invars[i]) in own:
+                operands[i][...] = state
+        return outs[: len(outvars)]
+
+    return simplify.instead(eqn, run)
 
 
 def _name(eqn: jaxprs.Equation) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ def scan(
         f: a function of a carry and a row, or None without `xs`; it returns the next carry, of the same structure,
             shapes and dtypes, and a tree of arrays.
         init: the first carry, any tree of arrays.
-        xs: a tree of arrays of equally many rows.
+        xs: a tree of arrays of equally many rows; `f` gets a reference to each row of a `jax.Ref`, as in `lax.scan`.
         length: the number of rows; needed without `xs`.
         reverse: whether to begin with the last row.
         memory: the memory of reverse mode, as in `while_loop`. `"sqrt"` keeps about as many carries as the square root
@@ -50,6 +51,8 @@ def scan(
     """
     if not callable(f):
         raise TraceError(message("f", f"is {f!r}, which cannot be called.", "Pass a function of the carry and a row."))
+    if any(abstract.is_reference(jax.typeof(x)) for x in jax.tree.leaves(xs)):
+        return _scanned(f, init, xs, length, reverse=reverse, memory=memory)
     count, init = _length(xs, length), jax.tree.map(jnp.asarray, init)
     carry_bytes = sum(abstract.aval_bytes(jax.typeof(x)) for x in jax.tree.leaves(init))
     kept = Memory.read(memory, count, carry_bytes)
@@ -67,7 +70,7 @@ def scan(
     test = (lambda s: s[0] >= 0) if reverse else (lambda s: s[0] < count)
     loop = traced_loop(test, body, (jnp.int32(first), init, stacks), f, 1, "f")
     program = same(Loop(loop.parts, kept, loop.name, {**loop.known, len(loop.consts): first}, count))
-    _, carry, stacks = jax.tree.unflatten(loop.tree, program(*loop.consts, *loop.init))
+    _, carry, stacks = loop.finished(program(*loop.consts, *loop.init))
     return carry, jax.tree.map(lambda form, stack: form.opened(stack), stacked, stacks)
 
 
@@ -125,6 +128,23 @@ def _forms(f: Callable[[Any, Any], Any], init: Any, xs: Any) -> tuple[Any, Any]:
 
 def _row(xs: Any, i: Any) -> Any:
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), xs)
+
+
+def _scanned(f: Callable[[Any, Any], Any], init: Any, xs: Any, length: int | None, **options: Any) -> tuple[Any, Any]:
+    """Run `scan` where some of `xs` are references: `f` gets a reference to each row, which is written back."""
+    leaves, tree = jax.tree.flatten(xs)
+    at = [i for i, x in enumerate(leaves) if abstract.is_reference(jax.typeof(x))]
+
+    @functools.wraps(f)
+    def step(carry: Any, rows: Any) -> Any:
+        rows = [jax.new_ref(x) if i in at else x for i, x in enumerate(rows)]
+        out = f(carry, jax.tree.unflatten(tree, rows))
+        return (out[0], (out[1], [rows[i][...] for i in at])) if isinstance(out, tuple) and len(out) == 2 else out
+
+    carry, (ys, ends) = scan(step, init, [x[...] if i in at else x for i, x in enumerate(leaves)], length, **options)
+    for i, end in zip(at, ends, strict=True):
+        leaves[i][...] = end
+    return carry, ys
 
 
 def _length(xs: Any, length: int | None) -> int:

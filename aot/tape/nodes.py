@@ -196,10 +196,9 @@ class Recording:
         name = getattr(op.functions[0].f, "__name__", op.name)
         where = f"{name} at {line_at(source)}"
         if not self.keeps_residuals:
-            what = (
-                f"calls {name}, whose derivative rule needs numbers: with a budget or policy all ops are one program."
-            )
-            cure = "Compute with jax.numpy in the rule, call numpy through jax.pure_callback, or leave the budget out."
+            why = "by a budget, policy or another option all ops are one program"
+            what = f"calls {name}, whose derivative rule needs numbers: {why}."
+            cure = "Compute with jax.numpy in the rule, call numpy through jax.pure_callback, or leave the option out."
             raise CallError(message(f"{self.name} at {line_at(source)}", what, cure))
         island, outputs, moving = Island.of(op, values, wanted, where)
         if self.check:

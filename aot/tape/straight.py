@@ -109,8 +109,9 @@ def _program(name: str, node: Node) -> Any:
     closed = side_effects.silenced(node.record.closed)  # its prints were printed already
     effects = [effect for eqn in jaxprs.opened(closed)[0].eqns for effect in side_effects.effect_names(eqn)]
     if effects:
-        what = f"has the effect {effects[0]} at {line_at(node.source)}: with a budget or policy it would come twice."
-        raise CallError(message(name, what, "Move it out of the function, or leave budget and policy out."))
+        why = "by a budget, policy or another option it would come twice"
+        what = f"has the effect {effects[0]} at {line_at(node.source)}: {why}."
+        raise CallError(message(name, what, "Move it out of the function, or leave the option out."))
     return user_source.written_at(closed, node.source)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The primitives of JAX's control flow.
-SCAN, WHILE, COND = "scan", "while", "cond"
+from jointcut.partition.program.jax.own_primitives import WHILE as WHILE
+
+SCAN, COND = "scan", "cond"  # JAX's control flow, with `WHILE`
 
 #: The primitive of `checkpoint_name`.
 NAME = "name"

@@ -214,17 +214,11 @@ def test_a_loop_that_is_too_long_is_refused_and_never_cut_short():
     assert (stack.carries.tolist(), int(stack.trips), bool(stack.exceeded)) == ([1.5, 2.25, 3.375], 8, True)
 
 
-def written(y):
-    REF[...] = y
-    return y * 2
-
-
 def told(y):
     io_callback(lambda y: None, None, y)
     return y * 2
 
 
-REF = None
 DICT = {"a": 1.0, "b": np.ones(3, np.float32)}
 AT = f"at {HERE}:\\d+ \\(<lambda>\\)"
 BOOLEAN = "Return one boolean array of shape \\(\\), such as `jnp.all\\(...\\)` or `x < y` of numbers."
@@ -305,16 +299,6 @@ def test_bad_input_is_refused_with_place_and_cure(case):
     call, error, text = REFUSED[case]
     with pytest.raises(error, match=f"^{text}$"):
         call()
-
-
-def test_a_reference_from_outside_is_refused(monkeypatch):
-    monkeypatch.setitem(globals(), "REF", jax.new_ref(jnp.ones(3)))
-    text = (
-        f"body_fun at {HERE}:\\d+ \\(written\\) reads or writes a jax.Ref from outside of the loop.\n"
-        "Carry its value, and write it to the reference after the loop."
-    )
-    with pytest.raises(TraceError, match=f"^{text}$"):
-        aot.while_loop(lambda y: y.sum() < 20, written, jnp.ones(3))
 
 
 CURE = (

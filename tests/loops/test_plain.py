@@ -345,27 +345,6 @@ def test_trips_may_differ_by_device():
     near(aot.function(loss).grad(X), jnp.cos(jnp.sin(X)) * jnp.cos(X))
 
 
-def test_a_loop_that_writes_a_reference_is_refused_where_it_is_differentiated():
-    def loss(x, written):
-        ref = jax.new_ref(x)
-
-        def body(i, y):
-            ref[...] = jnp.sin(ref[...])
-            return y
-
-        count = lax.fori_loop(0, jnp.int32(3), body, jnp.int32(2))
-        return jnp.sum(rooted(x, count)) + (jnp.sum(ref[...]) if written else 0)
-
-    with pytest.raises(DerivativeError) as caught:
-        aot.function(partial(loss, written=True)).grad(X)
-    assert re.fullmatch(
-        r"the lax\.while_loop at \S*test_plain\.py:\d+ \(\S*loss\) reads or writes a jax\.Ref from outside of the "
-        r"loop; so the loop has no derivative\.\n"
-        r"Carry its value, and write it to the reference after the loop\.",
-        str(caught.value),
-    )
-
-
 def test_a_step_may_make_references():
     def loss(loop):
         def step(i, y):

@@ -233,7 +233,8 @@ def test_an_effect_that_would_come_twice_is_refused_and_a_print_is_not(capfd):
     jax.effects_barrier()
     assert capfd.readouterr().out.count("sum ") == 1
     with pytest.raises(
-        CallError, match=r"has the effect OrderedIO at .*: with a budget or policy it would come twice\.\nMove"
+        CallError,
+        match=r"has the effect OrderedIO at .*: by a budget, policy or another option it would come twice\.\nMove",
     ):
         aot.tape(lambda w: jnp.sum(called(w)), budget=1.0).grad(W[0])
 

@@ -265,8 +265,9 @@ def test_with_a_budget_a_rule_that_needs_numbers_is_refused():
 
     line = f"{__file__}:{loss.__code__.co_firstlineno + 1} ({loss.__qualname__})"
     assert refused(aot.tape(loss, budget=0.5).grad, W) == (
-        f"loss at {line} calls <lambda>, whose derivative rule needs numbers: with a budget or policy all ops are one "
-        "program.\nCompute with jax.numpy in the rule, call numpy through jax.pure_callback, or leave the budget out."
+        f"loss at {line} calls <lambda>, whose derivative rule needs numbers: by a budget, policy or another option "
+        "all ops are one program.\n"
+        "Compute with jax.numpy in the rule, call numpy through jax.pure_callback, or leave the option out."
     )
 
 

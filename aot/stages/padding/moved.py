@@ -160,9 +160,12 @@ def _indices(op: PaddedOp, windows: Sequence[Any], axes: Sequence[int], indices:
         column, size, window = indices[..., i], op.shapes[0][axis], windows[axis]
         if is_symbolic([size, window]):
             last = jnp.asarray(_slack(op, size, window), column.dtype)
-            outside = lax.full_like(column, -1) if jnp.issubdtype(column.dtype, np.signedinteger) else ~column * 0 - 1
-            moved = jnp.clip(column, 0, last)
-            column = jnp.where(column > last, outside, column) if mode == _FILL else moved
+            if mode == _FILL:
+                is_signed = jnp.issubdtype(column.dtype, np.signedinteger)
+                outside = lax.full_like(column, -1) if is_signed else ~column * 0 - 1
+                column = jnp.where(column > last, outside, column)
+            else:
+                column = jnp.clip(column, 0, last)
         columns.append(column)
     return jnp.stack(columns, axis=-1) if columns else indices
 
