@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jointcut.aot.options.options import Options, name_of, refuse_update
+from jointcut.aot.options.options import Options, name_of
 from jointcut.aot.options.xla import refuse_inside
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.runner import Runner
@@ -51,7 +51,7 @@ class Updating:
 
         Raises `TraceError` if more or other than argument 0 is differentiated, or `sweeps` is neither 1 nor 2.
         """
-        refuse_update(options)
+        _refuse_others(options)
         self.update, self._sweeps = update, refuse_sweeps(sweeps)
         nums, names = options.donated
         self._function, name = _with_state(function), name_of(function)
@@ -169,3 +169,11 @@ def _rebuilt(bound: Bound, made: Any) -> tuple[Any, Any]:
     leaves[: len(jax.tree.leaves(made))] = jax.tree.leaves(made)
     (args, _), _ = bound.rebuilt(leaves)
     return args[0], args[1]
+
+
+def _refuse_others(options: Options) -> None:
+    """Raise `TraceError` if more or other than the first argument is differentiated, or not all of it densely."""
+    if options.chosen == (0,) and not options.sparse_gradients and options.filter is None:
+        return
+    what = f"updates all of argument 0, but argnums is {options.argnums}, or sparse_gradients or filter is given."
+    raise TraceError(message("value_and_update", what, "Put the parameters first, and leave these options out."))

@@ -394,11 +394,3 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-
-
-def refuse_update(options: Options) -> None:
-    """Raise `TraceError` if more or other than the first argument is differentiated, or not all of it densely."""
-    if options.chosen == (0,) and not options.sparse_gradients and options.filter is None:
-        return
-    what = f"updates all of argument 0, but argnums is {options.argnums}, or sparse_gradients or filter is given."
-    raise TraceError(message("value_and_update", what, "Put the parameters first, and leave these options out."))
