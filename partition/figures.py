@@ -15,6 +15,15 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
+def per_device(devices: int) -> str:
+    """Return what a figure in bytes says beside itself, if several devices run the program together.
+
+    >>> per_device(8), per_device(1)
+    (' per device', '')
+    """
+    return " per device" if devices > 1 else ""
+
+
 def human_bytes(count: float) -> str:
     """Return a number of bytes as people read it, in decimal units.
 

@@ -137,7 +137,7 @@ class Report:
     def __repr__(self) -> str:
         """`<Report of loss: 12 arrays, 47.2 MB saved>`."""
         arrays = counted(len(self.saved), "array")
-        return f"<Report of {self.name}: {arrays}, {human_bytes(self.totals.saved_bytes)} saved>"
+        return f"<Report of {self.name}: {arrays}, {human_bytes(self.totals.saved_bytes)}{self.front.per} saved>"
 
     def __str__(self) -> str:
         """Return the table, in colour in a terminal, plain in a pipe."""
@@ -188,7 +188,7 @@ class Report:
 
     @property
     def _peak_name(self) -> str:
-        return "peak of a step" if self.account else "peak of a step, predicted"
+        return f"peak of a step{self.front.per}" if self.account else f"peak of a step{self.front.per}, predicted"
 
     @property
     def time_share(self) -> float | None:
@@ -198,8 +198,9 @@ class Report:
     @property
     def verdict(self) -> str:
         """A sentence on the bytes that the forward keeps for the backward."""
-        ours = f"The forward keeps {human_bytes(self.totals.saved_bytes)} for the backward"
-        return ours if self.is_plain else f"{ours}, {self.plan.baseline} {human_bytes(self.plain.saved_bytes)}"
+        ours, plain = (f"{human_bytes(t.saved_bytes)}{self.front.per}" for t in (self.totals, self.plain))
+        kept = f"The forward keeps {ours} for the backward"
+        return kept if self.is_plain else f"{kept}, {self.plan.baseline} {plain}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -224,20 +225,15 @@ class Report:
             lines.insert(0, f"plain JAX has no gradient through {loop.name}: {ALL_SAVED} is this step with nothing cut")
         if self.plan.bound_bytes is not None and not self.is_plain:
             rules = "under the policy" if self.plan.is_told else "that computes nothing heavy twice"
-            lines.append(f"every plan {rules} saves at least {human_bytes(self.plan.bound_bytes)}")
-        if self._is_held_less:
+            lines.append(f"every plan {rules} saves at least {human_bytes(self.plan.bound_bytes)}{self.front.per}")
+        if self.account is not None and self.plain.saved_bytes > self.account.plain_temp_bytes:
             holds = "reads more than its step holds: XLA computes the rest twice"
             lines.append(f"the backward of {self.plan.baseline} {holds}")
         if self.is_plain and (default := self.default_saved_bytes) is not None:
-            keeps = f"with jointcut it would keep {human_bytes(default)}: aot.function({self.name})"
+            keeps = f"with jointcut it would keep {human_bytes(default)}{self.front.per}: aot.function({self.name})"
             same = "the default of aot.function is this plan, too: none that is clearly better is found"
             lines.append(same if default == self.plan.bytes_saved else keeps)
         return tuple(lines)
-
-    @property
-    def _is_held_less(self) -> bool:
-        """Whether XLA holds less than plain JAX's backward reads."""
-        return self.account is not None and self.plain.saved_bytes > self.account.plain_temp_bytes
 
     def _figures(self) -> RenderableType:
         baseline = self.plan.baseline
@@ -245,7 +241,7 @@ class Report:
         first = [(self._peak_name, self._cells(self.peak_bytes, self.plain_peak_bytes))]
         if self.time_share is not None:
             first.append(("time of a step, by the model", ("", "", f"{self.time_share:.2f}")))
-        rest = [(f"  {name}", self._cells(ours, plain)) for name, ours, plain in self.compared()]
+        rest = [(f"  {name}{self.front.per}", self._cells(ours, plain)) for name, ours, plain in self.compared()]
         return tabular.figures(first, rest, columns)
 
     def _cells(self, ours: int, plain: int | None) -> tuple[str, ...]:
@@ -279,6 +275,7 @@ class Report:
             "subtitle": f"{self.verdict} ({self.subtitle}).",
             "totals": [*self._first(), *self._rest()],
             "sections": list(self.sections),
+            "per": self.front.per,
         }
 
     def _first(self) -> Iterator[JSON]:
@@ -295,12 +292,13 @@ class Report:
         """Yield the other figures, which the page shows small."""
         for name, ours, plain in self.compared():
             detail = tabular.WHAT[name] if self.is_plain else f"{self._against(ours, plain)}. {tabular.WHAT[name]}"
-            yield {"label": name, "value": human_bytes(ours), "detail": detail}
+            yield {"label": f"{name}{self.front.per}", "value": human_bytes(ours), "detail": detail}
         if not self.is_plain:
             yield {"label": "computed again", "value": counted(self.totals.again_ops, "op"), "detail": self._price}
 
     def _against(self, ours: int, plain: int) -> str:
-        return f"{self.plan.baseline}: {human_bytes(plain)}" + (f", ratio {ours / plain:.2f}" if plain else "")
+        told = f"{self.plan.baseline}: {human_bytes(plain)}{self.front.per}"
+        return f"{told}, ratio {ours / plain:.2f}" if plain else told
 
     @functools.cached_property
     def html(self) -> str:
@@ -376,7 +374,8 @@ class Report:
         figures: dict[str, float] = {"peak_bytes": self.peak_bytes, "temp_bytes": temp_bytes}
         figures |= {"residual_bytes": totals.saved_bytes, "flops": totals.step_flops + totals.again_flops}
         saved = together(Array(row.bytes, row.type, row.op, row.path, row.line) for row in self.saved)
-        memory = next(({**s, "ghost": None} for s in self.sections if s["kind"] == "timeline"), None)
+        own = {"ghost": None, "per": self.front.per}
+        memory = next(({**s, **own} for s in self.sections if s["kind"] == "timeline"), None)
         by = "the model" if account is None else "XLA"
         known = self.name, self.backend, version("jax"), by
         return Snapshot(*known, figures, alive_at_peak(self.life), saved, memory)

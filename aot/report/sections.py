@@ -75,10 +75,10 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
-def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[str] = ()) -> JSON:
+def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[str] = (), per: str = "") -> JSON:
     """Return the saved arrays; `places` gives the position of each value in the section of the graph.
 
-    `remarks` are added to the text above them.
+    `remarks` are added to the text above them. `per` says whose bytes they are, as `per_device` does.
     """
     path_of = modules(rows)
     groups = alike(rows, value=0, path="")
@@ -88,8 +88,8 @@ def saved(rows: Sequence[SavedRow], places: dict[int, int], remarks: Iterable[st
         size = times(group) + human_bytes(r.bytes), sum(row.bytes for row in group)
         array = f"{r.type}, {r.part} on each device" if r.part else r.type
         cells.append([size, array, f"{r.op} at {short(r.line)}", ends(group, path_of), r.needed_by, reason(group)])
-    lead = " ".join([*_by_line(rows), _ORDER, *map(sentence, remarks), HEAVY])
-    columns = ">bytes, array, made by, module, needed by, why it is saved"
+    lead = " ".join([*_by_line(rows, per), _ORDER, *map(sentence, remarks), HEAVY])
+    columns = f">bytes{per}, array, made by, module, needed by, why it is saved"
     told = section("saved", "Saved for the backward", lead, columns, cells)
     values = [[places[r.value] for r in group if r.value in places] or None for group in groups]
     return {**told, "values": values}
@@ -110,15 +110,15 @@ def ends(rows: Sequence[SavedRow | AgainRow], path_of: dict[str, str]) -> str:
     return "/".join(a if a == b else f"{a} … {b}" for a, b in zip(*names, strict=True))
 
 
-def _by_line(rows: Sequence[SavedRow]) -> list[str]:
+def _by_line(rows: Sequence[SavedRow], per: str) -> list[str]:
     """Return the number of saved arrays, their bytes, and the lines that make most of the bytes."""
     total = sum(r.bytes for r in rows)
     lines: Counter[str] = Counter()
     for r in rows:
         lines[short(r.line) or "no known line"] += r.bytes
-    most = [f"{line}, {human_bytes(size)}" for line, size in lines.most_common(_MOST_LINES)]
+    most = [f"{line}, {human_bytes(size)}{per}" for line, size in lines.most_common(_MOST_LINES)]
     return [
-        f"{counted(len(rows), 'array')}, {human_bytes(total)}.",
+        f"{counted(len(rows), 'array')}, {human_bytes(total)}{per}.",
         *([f"Most of it is made at {'; '.join(most)}."] if most else []),
     ]
 
@@ -142,8 +142,11 @@ def again(rows: Sequence[AgainRow]) -> JSON:
     return section("again", "Computed again", lead, ">time, >Mflop, module, source line, ops", cells)
 
 
-def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
-    """Return the cost of less memory than `peak_bytes`, this plan's peak; `tried` are the budgets that were tried."""
+def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None, per: str = "") -> JSON:
+    """Return the cost of less memory than `peak_bytes`, this plan's peak; `tried` are the budgets that were tried.
+
+    `per` says whose bytes they are, as `per_device` does.
+    """
     cells = []
     known = tried is not None and tried.has_least
     for r in rows:
@@ -156,14 +159,15 @@ def less(rows: Sequence[LessRow], peak_bytes: int, tried: Tried | None) -> JSON:
         time, change = (extra_time(r), r.extra_seconds), (saved_change(r), r.kept_bytes - r.freed_bytes)
         cells.append([bound, peak, time, change, _arrays(r.freed), _arrays(r.kept), _work(r)])
     lead = [
-        f"For each budget below {human_bytes(peak_bytes)} the fastest plan that was found: what it takes, how many "
-        "bytes more or less it saves in all, and what changes.",
+        f"For each budget below {human_bytes(peak_bytes)}{per} the fastest plan that was found: what it takes, how "
+        "many bytes more or less it saves in all, and what changes.",
         *map(sentence, promises(rows, tried)),
     ]
     if rows and known:
         lead.append(f"The last takes the least that is found, to {1 - WORTH_IT:.0%}.")
-    columns = ">budget, >peak, >extra time, >saved bytes, no longer saved, saved instead, computed again instead"
-    columns = columns if tried else columns.replace(">peak", ">predicted peak")
+    peak = "peak" if tried else "predicted peak"
+    columns = f">budget{per}, >{peak}{per}, >extra time, >saved bytes{per}, no longer saved{per}, saved instead{per}, "
+    columns += "computed again instead"
     return section("less", "With less memory", " ".join(lead), columns, cells)
 
 

@@ -252,9 +252,11 @@ def _sections(report: Report, planner: Planner, budgets: JSON, is_replay: bool) 
     return (
         memory,
         graph,
-        sections.saved(report.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, report.bounds),
+        sections.saved(
+            report.saved, {v: i for i, v in enumerate(graph["values"]["id"])}, report.bounds, report.front.per
+        ),
         *([sections.again(report.again)] if report.again else []),
-        *([sections.less(report.less, report.peak_bytes, report.tried)] if report.less else []),
+        *([sections.less(report.less, report.peak_bytes, report.tried, report.front.per)] if report.less else []),
         *([report.collectives.section] if report.collectives else []),
         *([derived_section(report.derived)] if report.derived else []),
         budgets,
@@ -264,7 +266,9 @@ def _sections(report: Report, planner: Planner, budgets: JSON, is_replay: bool) 
 
 def _sum(report: Report) -> str:
     """Return a sentence that relates the picture's highest point to the peak."""
-    peak, fixed = human_bytes(report.peak_bytes), human_bytes(report.totals.fixed_bytes)
+    peak, fixed = (
+        f"{human_bytes(count)}{report.front.per}" for count in (report.peak_bytes, report.totals.fixed_bytes)
+    )
     kinds = "arguments, results and gradients, which are not drawn"
     if report.account is None:
         return f"Of the predicted peak of {peak}, {fixed} are {kinds}."

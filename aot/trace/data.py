@@ -132,13 +132,15 @@ class Trace:
     @cached_property
     def plain_lowered(self) -> jax.stages.Lowered:
         """`jax.jit(jax.value_and_grad(f))`, not compiled."""
-        plain, ones = self.program.plain, self.call.ones() if self.is_scalar else ()
+
+        def whole(*flat: Any) -> Any:
+            ones = self.call.ones() if self.is_scalar else ()  # made in the trace, which knows their mesh
+            return runtime.evaluate(closed, *flat, *ones)
+
+        plain = self.program.plain
         closed, structs = plain.closed, self.placed([*map(struct, plain.consts), *self.bound.unique])
-        others = abstract.input_structs(closed)[len(structs) + len(ones) :]
+        others = abstract.input_structs(closed)[len(structs) + self.is_scalar * self.call.is_train :]
         cotangents = self.placed(others)  # if the output is not a scalar
-        whole = jax.jit(
-            lambda *flat: runtime.evaluate(closed, *flat, *ones),
-            donate_argnums=plain.roles.replaced,
-            compiler_options=jit_options(self.options.compiler_options),
-        )
-        return whole.lower(*structs, *cotangents)
+        options = jit_options(self.options.compiler_options)
+        program = jax.jit(whole, donate_argnums=plain.roles.replaced, compiler_options=options)
+        return program.lower(*structs, *cotangents)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jointcut.partition.drawing.page.page import framed, page
 from jointcut.partition.drawing.picture import JSON, graph_view, reason, short, times, type_of
-from jointcut.partition.figures import counted, human_bytes
+from jointcut.partition.figures import counted, human_bytes, per_device
 from jointcut.partition.plans.loops_told import in_segments
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.plandiff import PlanDiff
@@ -26,13 +26,14 @@ def graph_page(title: str, subtitle: str, graph: Graph, plan: Plan | None = None
     sections: list[JSON] = [graph_view(graph, plan, root=title, id="graph", title=heading, lead="")]
     if plan is not None and plan.saved:
         sections.append({"kind": "table", "id": "saved", "title": "Saved for the backward", "lead": "", **table(plan)})
-    return _page(title, subtitle.strip("<>"), sections)
+    return {**_page(title, subtitle.strip("<>"), sections), "per": per_device(graph.devices)}
 
 
 def table(plan: Plan, shown: int = 12) -> JSON:
     """The values that a plan saves as a table of a page: a row for each group that reads the same, largest first."""
     rows = grouped(replace(s, reason=s.why) for s in plan.saved)
-    columns = [{"name": name, "align": "right" if name == "bytes" else "left", "sort": True} for name in _SAVED_COLUMNS]
+    names = f"bytes{plan.per}", *_SAVED_COLUMNS[1:]
+    columns = [{"name": n, "align": "left" if place else "right", "sort": True} for place, n in enumerate(names)]
     cells = [_cells(s) for s in rows]
     keys = [[_size(own), *texts[1:]] for own, texts in zip(rows, cells, strict=True)]
     return {"columns": columns, "rows": cells, "keys": keys, "values": None, "shown": shown}

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from jointcut.partition.bodies.checkpoints import Numbers
 from jointcut.partition.errors import PlanError, message
-from jointcut.partition.figures import counted
+from jointcut.partition.figures import counted, per_device
 from jointcut.partition.packing.forms import FORMS
 from jointcut.partition.plans.asjax import JaxPolicy, to_policy
 from jointcut.partition.plans.demands import Overruled, in_bounds, overruled, steps_fit, told, unused
@@ -207,10 +207,10 @@ class Plan(Shown):
 
     def summary(self) -> list[str]:
         """A line of totals, one of seconds and peak if known, and the remarks."""
-        total = f"{self.strategy}: {counted(len(self.saved), 'value')}, {self.bytes_saved:,} bytes saved"
+        total = f"{self.strategy}: {counted(len(self.saved), 'value')}, {self.bytes_saved:,} bytes{self.per} saved"
         bound = ""
         if self.bound_bytes is not None:
-            bound = f"; no plan under the same rules saves less than {self.bound_bytes:,} bytes"
+            bound = f"; no plan under the same rules saves less than {self.bound_bytes:,} bytes{self.per}"
         lines = [f"{total}; {counted(len(self.recomputed), 'op')} recomputed{bound}"]
         if figures := "; ".join(self._figures()):
             lines.append(figures)
@@ -226,9 +226,13 @@ class Plan(Shown):
         without_effect = [*told(self.overruled), *unused(self.problem, self.values)]
         if self.problem is not None:
             graph = self.problem.graph
-            without_effect += exchanged(graph, self.reruns(graph), dict(self.segments))
-            without_effect += self.problem.remarks
+            without_effect += [*exchanged(graph, self.reruns(graph), dict(self.segments)), *self.problem.remarks]
         return [*cut, *in_smaller_forms(self.saved), *measured, *without_effect]
+
+    @property
+    def per(self) -> str:
+        """What its figures in bytes say beside themselves: " per device" where several devices run it together."""
+        return "" if self.problem is None else per_device(self.problem.graph.devices)
 
     def _figures(self) -> Iterator[str]:
         if self.seconds is not None:
@@ -237,9 +241,10 @@ class Plan(Shown):
             gap = "" if self.gap is None else f" (gap {self.gap:.1%})"
             yield f"no plan of as few bytes takes less than {1e3 * self.bound_seconds:,.3f} ms{gap}"
         if self.peak_bytes is not None:
-            yield f"peak {self.peak_bytes:,} bytes"
+            yield f"peak {self.peak_bytes:,} bytes{self.per}"
         if self.offloaded:
-            yield f"{counted(len(self.offloaded), 'value')}, {self.bytes_offloaded:,} bytes offloaded to host memory"
+            waits = f"{self.bytes_offloaded:,} bytes{self.per} offloaded to host memory"
+            yield f"{counted(len(self.offloaded), 'value')}, {waits}"
         if self.dropped:
             yield f"{counted(len(self.dropped), 'value')} dropped between their readers"
         yield from in_segments(self.loops_in_segments)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +193,85 @@ def test_a_report_says_the_same_in_its_page_and_in_its_record(report):
         assert keys[0] == sum(row["bytes"] for row in rows)
         assert keys[-1].removeprefix("for the first: ") == rows[0]["reason"]
     assert recorded == {}
+
+
+# ------------------------------------------------------------------------------------------------ on several devices
+
+MESHED = """
+import sys
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from jointcut import aot
+from jointcut.partition.prices.cost import Roofline
+
+mesh = jax.make_mesh((4,), ("d",))  # its axis is in the types, and no `jax.set_mesh` is asked for
+
+def laid(shape, spec):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+def loss(ws, x):
+    for w in ws:
+        x = jnp.tanh(jnp.sin(x @ w))
+    return jnp.mean(x**2)
+
+rates = Roofline(1.5e11, 1.5e10, 3.7e10, 4.4e9)
+args = [laid((128, 128), P())] * 6, laid((4096, 128), P("d"))
+report = aot.function(loss, cost=rates).explain(*args)
+report.save(f"{sys.argv[1]}/report.html")
+report.diff(aot.function(loss, strategy="save_all").explain(*args)).save(f"{sys.argv[1]}/diff.html")
+"""
+
+#: Texts with a figure in bytes that neither themselves nor in their heading say "per device".
+UNTOLD = r"""() => {
+  const [figure, per, found] = [/\d (B|kB|MB|GB|bytes)\b/, "per device", []];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const own = walker.currentNode.parentElement;
+    if (!figure.test(walker.currentNode.data) || own.closest("script, style, details:not([open])")) continue;
+    const cell = own.closest("td");
+    const heading = cell ? cell.closest("table").tHead.rows[0].cells[cell.cellIndex]
+      : own.closest(".handle") ? document.querySelector("#graph .cut-note")
+      : own.closest(".total, p, li, text");
+    const legend = own.closest("#memory .legend")?.previousElementSibling;
+    if (![own, heading, legend].some((each) => each?.textContent.includes(per))) found.push(walker.currentNode.data);
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def meshed(tmp_path_factory) -> Path:
+    """A folder with the pages of a step on four devices: a report, and it beside itself."""
+    folder = tmp_path_factory.mktemp("meshed")
+    flags = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    subprocess.run([sys.executable, "-c", MESHED, folder], env={**os.environ, **flags}, check=True, timeout=300)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["report", "diff"])
+def test_each_figure_of_a_step_on_several_devices_is_told_per_device(name, meshed, opened):
+    tab = opened((meshed / f"{name}.html").read_text("utf-8"), **STILL)
+    tab.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
+    assert tab.evaluate(UNTOLD) == []
+    assert tab.evaluate(UNTOLD.replace('"per device"', '"per planet"')), "the texts with figures are found"
+    assert "bytes alive per device (MB)" in cells(tab, ".axis-title")
+    said = tab.locator("#memory svg[role=img]").get_attribute("aria-label")
+    assert "MB per device, in the " in said
+    if name == "report":
+        assert "predicted peak of the step per device (MB)" in cells(tab, ".axis-title")
+        labels = [each for each in cells(tab, ".total dt") if not each.startswith(("time", "computed"))]
+        assert len(labels) >= 6 and all(each.endswith(" per device") for each in labels)
+        handle = tab.locator("#graph .handle").first
+        assert " per device, from " in handle.get_attribute("aria-label")
+        handle.hover()
+        assert "per device" in tab.locator(".tooltip").text_content()
+    tab.locator("#memory .cursor").focus()
+    assert re.search(r"alive in all\S*\d (kB|MB) per device", tab.locator(".tooltip").text_content())
+
+
+def test_a_step_on_one_device_is_told_without_devices(report, opened):
+    tab = opened(report("gpt-scan").html, **STILL)
+    assert "per device" not in tab.locator("main").text_content()

@@ -52,6 +52,11 @@ class Pareto:
     plain: ParetoPoint | None = None
     common_seconds: float = 0.0
 
+    @property
+    def per(self) -> str:
+        """What stands beside its figures in bytes, as in `Plan.per`."""
+        return next((point.plan.per for point in self._shown), "")
+
     def __iter__(self) -> Iterator[ParetoPoint]:
         """The points, fastest and largest first."""
         return iter(self.points)
@@ -128,7 +133,8 @@ class Pareto:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """Return forms for notebooks: the page and the text."""
-        data = {"format": 1, "title": self.name, "subtitle": "budgets", "totals": [], "sections": [self.section()]}
+        known = {"format": 1, "title": self.name, "subtitle": "budgets", "totals": [], "per": self.per}
+        data = {**known, "sections": [self.section()]}
         return {"text/plain": str(self), "text/html": framed(page(data))}
 
 

@@ -94,13 +94,20 @@ class Diff:
         yield from arrays(self.saved, _LISTS["saved"], everything)
 
     @property
+    def _per(self) -> str:
+        """What figures in bytes say beside themselves, if the memory over the step was kept, which says so."""
+        return "" if self.after.memory is None else self.after.memory.get("per", "")
+
+    @property
     def headline(self) -> str:
         """What becomes of the peak, and where the figures come from."""
         old, new = self.before, self.after
         made = new.made_by if old.made_by == new.made_by else f"{old.made_by} -> {new.made_by}"
         more = new.figures.get("peak_bytes", 0) - old.figures.get("peak_bytes", 0)
         told = (
-            f"{human_bytes(abs(more))} {'more' if more > 0 else 'less'} at the peak" if more else "the peak is the same"
+            f"{human_bytes(abs(more))}{self._per} {'more' if more > 0 else 'less'} at the peak"
+            if more
+            else "the peak is the same"
         )
         return f"{'nothing changes' if self.is_empty else told}; {made}"
 
@@ -113,12 +120,15 @@ class Diff:
         for place, (name, pair) in enumerate(self.figures.items()):
             old, new, more, share = figure_cells(name, *pair)
             detail = f"before: {old}" + (f", {more} ({share})" if more != "same" else ", the same")
-            totals.append(
-                {"label": FIGURES[name], "value": new, "detail": detail, **({"main": True} if not place else {})}
-            )
-        sections = [*self._memory(), *(table_of(name, title, getattr(self, name)) for name, title in _LISTS.items())]
+            label = FIGURES[name] + self._per * name.endswith("bytes")
+            totals.append({"label": label, "value": new, "detail": detail, **({"main": True} if not place else {})})
+        sections = [
+            *self._memory(),
+            *(table_of(name, title, getattr(self, name), self._per) for name, title in _LISTS.items()),
+        ]
         subtitle = f"{self.headline}. {' '.join(f'{remark}.' for remark in self.remarks)}".strip()
-        return {"format": 1, "title": self.after.function, "subtitle": subtitle, "totals": totals, "sections": sections}
+        known = {"format": 1, "title": self.after.function, "subtitle": subtitle, "per": self._per}
+        return {**known, "totals": totals, "sections": sections}
 
     def _memory(self) -> Iterator[JSON]:
         """Yield the memory over both steps, over one axis, if both were kept."""
@@ -251,8 +261,8 @@ def _type(change: Change) -> str:
     return f"{old} -> {change.array.type}" if old and old != change.array.type else change.array.type
 
 
-def table_of(name: str, title: str, found: Sequence[Change]) -> JSON:
-    """Return the arrays that changed as a table of a page."""
+def table_of(name: str, title: str, found: Sequence[Change], per: str = "") -> JSON:
+    """Return the arrays that changed as a table of a page; `per` says whose bytes these are."""
     cells = [
         [
             c.how,
@@ -266,5 +276,6 @@ def table_of(name: str, title: str, found: Sequence[Change]) -> JSON:
         for c in found
         if c.how != "same"
     ]
-    lead = f"What is new, gone, larger or smaller: {signed(sum(c.bytes_more for c in found))} together."
-    return section(name, title, lead, "what, >change, >before, >after, array, made by, module", cells)
+    lead = f"What is new, gone, larger or smaller: {signed(sum(c.bytes_more for c in found))}{per} together."
+    columns = f"what, >change{per}, >before{per}, >after{per}, array, made by, module"
+    return section(name, title, lead, columns, cells)

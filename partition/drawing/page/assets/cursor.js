@@ -26,7 +26,7 @@
       .sort((a, b) => b.bytes - a.bytes);
     return J.tooltip.content(step.op, [step.source, step.scope, step.loop, count], [
       { name: "alive in all", value: J.bytes(section.total[index]), strong: true },
-      ...rows.map((row) => ({ ...row, value: J.bytes(row.bytes) })),
+      ...rows.map((row) => ({ ...row, value: J.size(row.bytes) })),
     ]);
   }
 

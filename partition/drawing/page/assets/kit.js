@@ -83,8 +83,14 @@
     return (tie ? (2 * Math.round(scaled / 2)) / 10 ** decimals : number).toFixed(decimals);
   }
 
-  /** Bytes with three figures and their unit, as Python's reports write them: `47.2 MB`, `512 B`. */
-  J.bytes = (bytes) => {
+  /** What follows a figure in bytes: " per device" for a program on several devices, else nothing. */
+  J.per = "";
+
+  /** Bytes as a sentence tells them: `47.2 MB`, on several devices `47.2 MB per device`. */
+  J.bytes = (bytes) => J.size(bytes) + J.per;
+
+  /** Bytes below a heading that says whose, with three figures and their unit, as Python writes them: `512 B`. */
+  J.size = (bytes) => {
     const { divisor, name } = J.byteUnit(bytes);
     if (divisor === 1) return `${Math.round(bytes)} B`;
     const amount = bytes / divisor;

@@ -225,7 +225,7 @@
   }
 
   /** The texts of the axes, with their units. */
-  const titles = (frame, time) => ({ x: `predicted peak of the step (${frame.bytes.name})`,
+  const titles = (frame, time) => ({ x: `predicted peak of the step${J.per} (${frame.bytes.name})`,
     y: `predicted ${time} (${frame.seconds.name})` });
 
   /** Write an item's figures and lines into the panel, and its saved values below. */

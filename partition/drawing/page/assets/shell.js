@@ -171,6 +171,7 @@
   J.start = () => {
     document.documentElement.toggleAttribute("data-framed", globalThis.parent !== globalThis);
     const data = JSON.parse(document.getElementById("jointcut-data").textContent);
+    J.per = data.per ?? "";
     const elements = data.sections.map(frame);
     const links = data.sections.map((section) => link(section.id, section.title));
     const items = links.map((each) => J.element("li", {}, each));

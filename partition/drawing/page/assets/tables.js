@@ -38,10 +38,12 @@
   /** A header cell; `sort(column)` is called where its button is pressed. */
   function headCell(column, index, look, sort) {
     const sign = J.element("span", { class: "sort-sign", "aria-hidden": "true" });
+    const own = J.per && column.name.endsWith(J.per) ? column.name.slice(0, -J.per.length) : column.name;
+    const whose = own !== column.name && J.element("span", { class: "whose" }, J.per); // a line of its own: tables are wide
     const content = column.sort && sort
       ? J.element("button", { type: "button", class: "sort", onclick: () => sort(index) },
-        look === "right" ? [sign, column.name] : [column.name, sign])
-      : column.name;
+        look === "right" ? [sign, own, whose] : [own, sign, whose])
+      : [own, whose];
     return J.element("th", { scope: "col", class: look }, content);
   }
 

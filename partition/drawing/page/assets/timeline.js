@@ -216,7 +216,7 @@
     const step = steps[peak.step];
     const what = [step.op, J.line(step.source)].filter(Boolean).join(", ");
     const turn = `(operation ${J.number(peak.step + 1)} of ${J.number(steps.length)})`;
-    return J.element("p", { class: "legend-title", title: J.where(step) }, `Alive at the peak: ${what} ${turn}`);
+    return J.element("p", { class: "legend-title", title: J.where(step) }, `Alive at the peak${J.per}: ${what} ${turn}`);
   }
 
   const left = (name) => ({ name, align: "left", sort: true });
@@ -227,8 +227,8 @@
     const element = J.element("div", { class: "peak-groups" });
     const at = (group) => group.bytes[section.peak.step];
     J.table(element, {
-      columns: [left("group"), right("at the peak"), right("at its own most")],
-      rows: groups.map((group) => [group.name, J.bytes(at(group)), J.bytes(d3.max(group.bytes))]),
+      columns: [left("group"), right(`at the peak${J.per}`), right(`at its own most${J.per}`)],
+      rows: groups.map((group) => [group.name, J.size(at(group)), J.size(d3.max(group.bytes))]),
       keys: groups.map((group) => [group.name, at(group), d3.max(group.bytes)]),
       values: null,
       shown: groups.length,
@@ -243,8 +243,8 @@
     const cells = (bytes, { type, op, source }) => [bytes, ...(typed ? [type] : []), op, source];
     const element = J.element("div", { class: "peak-arrays" }, J.element("h3", {}, "The largest arrays at the peak"));
     J.table(element, {
-      columns: [right("bytes"), ...(typed ? [left("array")] : []), left("made by"), left("source line")],
-      rows: arrays.map((array) => cells(J.bytes(array.bytes), array)),
+      columns: [right(`bytes${J.per}`), ...(typed ? [left("array")] : []), left("made by"), left("source line")],
+      rows: arrays.map((array) => cells(J.size(array.bytes), array)),
       keys: arrays.map((array) => cells(array.bytes, array)),
       values: null,
       shown: arrays.length,
@@ -258,7 +258,7 @@
       J.svg("line", { class: name, x1: 0, x2: 20, y1: 10, y2: 10 }));
 
   /** One entry of the legend: its sign, its name, its bytes. */
-  const entry = (sign, name, bytes, names) => J.legendEntry(sign, name, J.bytes(bytes), names);
+  const entry = (sign, name, bytes, names) => J.legendEntry(sign, name, J.size(bytes), names);
 
   /**
    * The legend. Hover or focus brings a group forward, a press keeps it so.
@@ -320,7 +320,7 @@
     const line = (points) =>
       d3.line().curve(d3.curveStepAfter).x((point) => frame.x(point.x)).y((point) => frame.yOf(point.bytes))(points);
     const { nodes, taken } = labels(section, frame);
-    const titles = { x: "operations in the order they run", y: `bytes alive (${frame.unit.name})` };
+    const titles = { x: "operations in the order they run", y: `bytes alive${J.per} (${frame.unit.name})` };
     return J.svg("svg", { width: frame.width, height: frame.height, viewBox: `0 0 ${frame.width} ${frame.height}`,
       role: "img", "aria-label": summary(section) },
       J.axes(frame, titles, true), layers(groups, bands, frame), sides(section, frame),

@@ -92,7 +92,7 @@
 
   /** The handle of a curve, where it meets the cut. */
   J.graphHandle = ({ key, y, bytes, values }, label) => {
-    const text = J.bytes(bytes) + (values.length > 1 ? `, ${values.length} values` : "");
+    const text = J.size(bytes) + (values.length > 1 ? `, ${values.length} values` : "");
     return J.svg("g", { class: "handle", role: "button", tabindex: "-1", "aria-label": label, "data-id": key,
       "data-bytes": bytes, "data-count": values.length, transform: `translate(0 ${y})` },
       J.svg("rect", { class: "plate", x: -11, y: -9, width: J.width(text, 12) + 28, height: 18, rx: 9 }),

@@ -103,7 +103,7 @@
         reason(section, largest),
       ], [
         ...held.slice(0, LISTED).map((value) =>
-          ({ name: `${values.type[value]} of ${maker(section, value)}`, value: J.bytes(values.bytes[value]) })),
+          ({ name: `${values.type[value]} of ${maker(section, value)}`, value: J.size(values.bytes[value]) })),
         ...(rest > 0 ? [{ name: `and ${rest} more`, value: "" }] : []),
       ]);
     }
