@@ -19,11 +19,14 @@ from jointcut.aot.trace.shapes import shapes
 from jointcut.partition.program.cells import call_text
 from jointcut.partition.program.jax import abstract, runtime
 from jointcut.partition.program.places import our_folders, place
-from jointcut.partition.program.sizes import is_symbolic, names, numbers
+from jointcut.partition.program.sizes import names, numbers
 from jointcut.wrappers.arguments.paths import tree_paths
 
 #: Arrays are padded to a power of two, of at least so many rows and at most so many bytes more than that.
 _LEAST_ROWS, _LITTLE_ROWS, _LITTLE_BYTES = 8, 64, 2**16
+
+#: The names of so many calls are kept, by the types of their arrays.
+_KEPT_CALLS = 1024
 
 #: A bucket is used again for sizes down to this part of it.
 _SMALLEST_PART = 8
@@ -101,8 +104,9 @@ class _Axis:
     leaf: int
     axis: int
     path: str
+    array: int
 
-    @property
+    @functools.cached_property
     def group(self) -> tuple[str, int]:
         """The arrays that share their buckets: the items of a list."""
         head, *rest = re.split(r"(?<=\])", self.path, maxsplit=1)
@@ -135,13 +139,15 @@ class _Seen:
         """Give the names that are known from calls of other structures, such as lists of another length."""
         self._name()
 
-    def note(self, sizes: tuple[int, ...]) -> None:
-        """Take the sizes of a call into account."""
+    def note(self, sizes: tuple[int, ...]) -> bool:
+        """Take the sizes of a call into account; return whether they changed the names."""
         known = zip(self.axes, sizes, self.calls[0], strict=True)
         fits = all(n == m or i in self.given or axis.group in self.numbers for i, (axis, n, m) in enumerate(known))
-        if not fits or any(len(several) > 1 for several in self._sizes(sizes).values()):
-            self.calls.append(sizes)
-            self._name()
+        if fits and all(len(several) == 1 for several in self._sizes(sizes).values()):
+            return False
+        self.calls.append(sizes)
+        self._name()
+        return True
 
     def known(self, sizes: tuple[int, ...]) -> dict[str, int]:
         """Return the size of each name, without names whose axes have no rows."""
@@ -183,9 +189,20 @@ class SizeNames:
     _varied: set[tuple[str, int]] = field(default_factory=set)
     _numbers: set[tuple[str, int]] = field(default_factory=set)
     _buckets: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    _calls: dict[Any, NamedSizes | None] = field(default_factory=dict)
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], without: Sequence[int] = ()) -> NamedSizes | None:
         """Return the names for a call; None if no size has varied so far. Arguments in `without` get no names."""
+        leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+        key = tree, tuple(without), tuple(map(_kind, leaves))
+        if key not in self._calls:
+            found = self._of(args, kwargs, without)
+            if len(self._calls) >= _KEPT_CALLS:
+                self._calls.clear()
+            self._calls[key] = found
+        return self._calls[key]
+
+    def _of(self, args: Sequence[Any], kwargs: Mapping[str, Any], without: Sequence[int]) -> NamedSizes | None:
         arguments = [(i, x) for i, x in enumerate(args) if i not in without] + list(kwargs.items())
         trees, arrays = [], list[Located]()
         for at, argument in arguments:
@@ -205,9 +222,11 @@ class SizeNames:
         key = tree, tuple((at, i, x.ndim, x.dtype) for at, i, x in arrays)
         if (seen := self._seen.get(key)) is None:
             known = paths()
-            axes = [_Axis(at, i, axis, known[at][i]) for at, i, x in arrays for axis in range(x.ndim)]
+            placed = enumerate(arrays)
+            axes = [_Axis(at, i, axis, known[at][i], n) for n, (at, i, x) in placed for axis in range(x.ndim)]
             seen = self._seen[key] = _Seen(axes, [sizes], self._varied, self._numbers)
-        seen.note(sizes)
+        if seen.note(sizes):
+            self._calls.clear()
         true = seen.known(sizes)
         return self._named(seen, arrays, true) if true else None
 
@@ -225,25 +244,23 @@ class SizeNames:
         """Let the sizes that an error names be numbers from now on, or all if it names none; say so in words."""
         called = [name for name in named.true if name in names(why)] or list(named.true)
         named._seen.give_up(called)
+        self._calls.clear()
         return " and ".join(named.places[name] for name in called)
 
-    def _named(self, seen: _Seen, arrays: Sequence[tuple[Any, int, Any]], true: dict[str, int]) -> NamedSizes:
+    def _named(self, seen: _Seen, arrays: Sequence[Located], true: dict[str, int]) -> NamedSizes:
         made, groups, places = dict[tuple[Any, int], tuple[Any, ...]](), dict[str, list[Any]](), dict[str, list[str]]()
-        at, little = 0, dict[str, int]()
-        for argument, leaf, x in arrays:
-            shape = list[Any](x.shape)
-            for axis in range(x.ndim):
-                name, more = seen.given.get(at + axis, ("", 0))
-                if name in true:
-                    shape[axis] = _size(name) + more
-                    where = seen.axes[at + axis]
-                    groups.setdefault(name, []).append(where.group)
-                    places.setdefault(name, []).append(str(where))
-                    row = math.prod(x.shape) // max(x.shape[axis], 1) * x.dtype.itemsize
-                    little[name] = max(little.get(name, 0), row)
-            at += x.ndim
-            if is_symbolic(shape):
-                made[argument, leaf] = tuple(shape)
+        little = dict[str, int]()
+        for i in sorted(seen.given):
+            (name, more), where = seen.given[i], seen.axes[i]
+            if name in true:
+                x = arrays[where.array][2]
+                at = where.argument, where.leaf
+                shape = made.get(at, tuple(x.shape))
+                made[at] = *shape[: where.axis], _size(name) + more, *shape[where.axis + 1 :]
+                groups.setdefault(name, []).append(where.group)
+                places.setdefault(name, []).append(str(where))
+                row = math.prod(x.shape) // max(x.shape[where.axis], 1) * x.dtype.itemsize
+                little[name] = max(little.get(name, 0), row)
         bucket = self._bucket(true, {name: group[0] for name, group in groups.items()}, little)
         words = {name: _listed(several) for name, several in places.items()}
         return NamedSizes(made, true, bucket, words, seen)
@@ -274,6 +291,15 @@ def is_plain(x: Any) -> bool:
     return is_array and abstract.is_plain(jax.typeof(x)) and len(x.sharding.device_set) == 1
 
 
+def _kind(x: Any) -> Any:
+    """Return what the names depend on: the type of an array and its devices; the class of anything else."""
+    if isinstance(x, np.ndarray):
+        return x.shape, x.dtype
+    known = type(x), getattr(x, "aval", None)
+    return known if runtime.is_tracer(x) else (*known, getattr(x, "sharding", None))
+
+
+@functools.cache
 def _size(name: str) -> Any:
     return shapes(name, "float32").shape[0]
 

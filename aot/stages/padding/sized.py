@@ -24,7 +24,7 @@ from jointcut.partition.errors import CallError, TraceError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.program.jax import jaxprs, runtime
 from jointcut.partition.program.sizes import is_symbolic, numbers
-from jointcut.wrappers.arguments.tree import Bound, struct
+from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.metadata.convention import is_inexact
 from jointcut.wrappers.table import Table
 
@@ -74,11 +74,11 @@ class Shared:
     served: int = 0
 
     def at(self, bound: Bound, named: NamedSizes) -> Runner:
-        """Return the runner for the sizes of one call."""
+        """Return the runner for the sizes of one call, whose arguments are given as types."""
         self.served += 1
         runner, results = self.runner, self.results
         avals = tuple(a.update(shape=numbers(a.shape, named.true)) for a in results.avals)
-        call = replace(runner.call, bound=bound.abstract(), results=replace(results, avals=avals))
+        call = replace(runner.call, bound=bound, results=replace(results, avals=avals))
         consts = (*runner.consts[: self.constants], *(named.scalars[name] for name in self.names))
         programs = _at_true_sizes(runner.programs, self.ends, named)
         return replace(runner, call=call, programs=programs, consts=consts)
@@ -123,19 +123,21 @@ class Sized:
         named = self._of(bound)
         if named is None:
             return None
-        leaves = [_named(x, named.shapes.get((0, i))) for i, x in enumerate(bound.leaves)]
+        whole = bound.abstract()
+        leaves = list(whole.leaves)
+        for (_, i), shape in named.shapes.items():
+            leaves[i] = leaves[i].update(shape=shape)
         texts = tuple(x if _symbolic(x) is None else (str(x.shape), x.dtype) for x in leaves)
         duplicates = tuple(bound.duplicates.items())
         how = id(self), kind, positions, bound.tree, bound.statics, duplicates
         key = *how, texts, named.key, runtime.trace_context()
         if (shared := self._made.get(key)) is None:
-            symbolic = replace(bound, leaves=tuple(leaves), live=())
-            run = functools.partial(self._traced, kind, positions, symbolic, named)
+            run = functools.partial(self._traced, kind, positions, replace(whole, leaves=tuple(leaves)), named)
             if (traced := self._names.tried(named, run, self._notes.append)) is None:
                 return self.runner(kind, positions, bound)  # other sizes may keep their names
             closed = not traced[0].program.has_traced_consts
             shared = self._made.of(key, lambda: _shared(kind, traced[0], traced[1], named), keeps=lambda _: closed)
-        return shared.at(bound, named)
+        return shared.at(whole, named)
 
     def in_grad(self, bound: Bound, find: Callable[[Any, Any, Any], tuple[Runner, Bound]]) -> tuple[Any] | None:
         """Return the result inside a `jax.grad` that runs op by op, in a tuple; None where the call is to be traced.
@@ -196,11 +198,6 @@ class Sized:
         return traced, made if self._change is None else self._change(made)
 
 
-def _named(x: Any, shape: Shape) -> Any:
-    """Return the type of an argument, with a symbolic shape if it has one."""
-    return struct(x) if shape is None else struct(x).update(shape=shape)
-
-
 def _symbolic(x: Any) -> Shape:
     """Return the shape of a type with symbolic sizes, None for any other."""
     shape = tuple(getattr(x, "shape", ()))
@@ -248,28 +245,32 @@ def _shared(kind: str, traced: Traced, padded: Traced, named: NamedSizes) -> Sha
 
 def _at_true_sizes(programs: Programs, ends: Ends, named: NamedSizes) -> Programs:
     """Return programs that take and return arrays of the true sizes of one call."""
-
-    def padded(xs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
-        pairs = zip(xs, shapes, strict=True)
-        return [x if shape is None or x is None else named.padded(x, shape) for x, shape in pairs]
-
-    def cut(xs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
-        pairs = zip(xs, shapes, strict=False)  # what is saved for the backward stays padded
-        return [*(x if shape is None else named.cut(x, shape) for x, shape in pairs), *xs[len(shapes) :]]
-
-    results = {"step": (*ends.outputs, *ends.gradients)}
+    padded, cut = (functools.partial(_changed, how) for how in (named.padded, named.cut))
+    inputs, outputs, gradients = map(_sized, (ends.inputs, ends.outputs, ends.gradients))
+    residuals, cotangents = map(_sized, (ends.residuals, ends.cotangents))
+    results = {"step": [*outputs, *((len(ends.outputs) + i, shape) for i, shape in gradients)]}
 
     def run(which: str, flat: Sequence[Any]) -> list[Any]:
-        return cut(programs.run(which, padded(flat, ends.inputs)), results.get(which, ends.outputs))
+        return cut(results.get(which, outputs), programs.run(which, padded(inputs, flat)))
 
-    def backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
-        given = padded(residuals, ends.residuals), padded(cotangents, ends.cotangents)
-        return cut(programs.backward(*given, keep), ends.gradients)
+    def backward(given: Sequence[Any], cts: Sequence[Any | None], keep: bool) -> list[Any]:
+        return cut(gradients, programs.backward(padded(residuals, given), padded(cotangents, cts), keep))
 
     def ready(name: str) -> Callable[..., Sequence[Any]] | None:
-        program = programs.ready(name)
-        if program is None:
-            return None
-        return lambda *flat: cut(program(*padded(flat, ends.inputs)), results.get(name, ends.outputs))
+        program, ends = programs.ready(name), results.get(name, outputs)
+        return None if program is None else lambda *flat: cut(ends, program(*padded(inputs, flat)))
 
     return Programs(run, backward, programs.takes_zeros, ready)
+
+
+def _sized(shapes: Sequence[Shape]) -> list[tuple[int, tuple[Any, ...]]]:
+    """Return the positions and shapes of the arrays with symbolic sizes."""
+    return [(i, shape) for i, shape in enumerate(shapes) if shape is not None]
+
+
+def _changed(how: Callable[[Any, Any], Any], places: Sequence[tuple[int, Any]], xs: Sequence[Any]) -> list[Any]:
+    """Return arrays that are padded or cut at some positions; None stays None."""
+    changed = list(xs)
+    for i, shape in places:
+        changed[i] = None if changed[i] is None else how(changed[i], shape)
+    return changed
