@@ -23,8 +23,8 @@ from benchmarks.measure import memory_of, time_together
 from jointcut import aot
 
 GRID, MOST_BYTES, MOST_RATIO = 56, 4_000_000, 70 / 63  # of the time with `budget=0.0`, when the issue was written
-SIZES = (1_000, 9_400, 65_536, 262_144)  # floats of a carry, of loops of ten trips
-TEN, LITTLE_BYTES = 10, 300_000  # carries of few bytes have more checkpoints than trips may be, in so many bytes
+SIZES = (100, 1_000, 9_400, 65_536, 262_144)  # floats of a carry, of loops of ten trips
+TEN, LITTLE_BYTES = 10, 50_000  # carries of few bytes have more checkpoints than trips may be, in so many bytes
 
 Loop = Callable[[Callable[[Any], Any], Callable[[Any], Any], Any], Any]
 Loss = Callable[..., Array]

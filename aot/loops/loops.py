@@ -65,7 +65,7 @@ def while_loop(
             right nevertheless, and the backward takes longer.
         memory: the memory of reverse mode: a number of checkpoints; bytes, as a text such as `"64MiB"`; `"stack"`,
             which is `max_trips` checkpoints; `"sqrt"`, their square root. By default there are as many as fit into
-            256 KiB, at least 10 and at most 1024. If the number of trips is known, by a predicate that only compares a
+            32 KiB, at least 10 and at most 1024. If the number of trips is known, by a predicate that only compares a
             counter with a known number or by `aot.trips`, as many as fit into 2 MiB, or as many as it takes to run
             each step again at most once, within 64 MiB. There are never more than trips, known or `max_trips`.
 

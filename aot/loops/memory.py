@@ -22,7 +22,7 @@ from jointcut.partition.program.sizes import is_symbolic
 
 #: Default bytes of checkpoints: of a loop that is known to run often enough to fill them, and of any other. All are
 #: allocated and cleared before the first step, and most loops that end by themselves end soon.
-FILLED_BYTES, DEFAULT_BYTES = 2 * 2**20, 256 * 2**10
+FILLED_BYTES, DEFAULT_BYTES = 2 * 2**20, 32 * 2**10
 FEWEST, MOST = 10, 1024  # checkpoints, by default
 #: What a budget may give: bytes of a loop that is known to fill them, and checkpoints of any other.
 BUDGET_BYTES, BUDGET_FEWEST = 64 * 2**20, 64

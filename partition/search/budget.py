@@ -243,8 +243,8 @@ class Planner:
             return None
 
     def large(self, default: Plan) -> Candidate:
-        """The plan for a large budget: the default one, in which loops of known trips keep more if that is faster."""
-        numbers = self.checkpoints.of_known_trips
+        """The plan for a large budget: the default one, in which loops keep more checkpoints if that is faster."""
+        numbers = self.checkpoints.largest
         plans = [self.priced(default), *([self._numbered(default, numbers)] if numbers else [])]
         return min(map(self.known, plans), key=lambda c: c.step_seconds)
 

@@ -32,7 +32,7 @@ from jointcut.partition.search.copies import seconds_of
 SEGMENTS, FEWER, MORE = ", segments", ", fewer checkpoints", ", more checkpoints"
 
 #: A loop keeps this part of its checkpoints when it gives up some, and a menu has at most this many numbers of them.
-_SHARE, _MOST_NUMBERS = 2, 7
+_SHARE, _MOST_NUMBERS = 2, 8
 
 #: Loops give up checkpoints together if they cost at most this factor of the least seconds for each byte.
 _ALIKE = 1.05
@@ -141,10 +141,9 @@ class NumbersOfCheckpoints:
         return tuple((op, 1) for op in self.own)
 
     @property
-    def of_known_trips(self) -> Numbers:
-        """The most checkpoints for each loop whose number of trips is known; the others keep their own."""
-        known = {op: self.most[op] for op in self.own if self._trips(op) is not None}
-        return self._numbers(self.own | known)
+    def largest(self) -> Numbers:
+        """The most checkpoints that each loop may have."""
+        return self._numbers(self.most)
 
     def _trips(self, op: int) -> int | None:
         return self.problem.graph.nested[self.loops[op].back[0]].trips
@@ -158,7 +157,7 @@ class NumbersOfCheckpoints:
     @cached_property
     def _most_seconds(self) -> dict[int, float]:
         """The time that each loop takes longer with one checkpoint than with the most."""
-        few, most = self.problem.at(self.fewest), self.problem.at(self._numbers(self.most))
+        few, most = self.problem.at(self.fewest), self.problem.at(self.largest)
         return {
             op: sum(seconds_of(few, self.model, i) - seconds_of(most, self.model, i) for i in loop.back)
             for op, loop in self.loops.items()
@@ -173,14 +172,14 @@ class NumbersOfCheckpoints:
     @cached_property
     def choices(self) -> list[Numbers]:
         """The numbers of checkpoints worth trying, ever fewer, the most first; the last are one for each loop."""
-        now, found = dict(self.most), [self._numbers(self.most)]
+        now, found = dict(self.most), [self.largest]
         while prices := {op: self._price(op, number) for op, number in now.items() if number > 1}:
             least = _ALIKE * min(prices.values())
             now = now | {op: max(now[op] // _SHARE, 1) for op, price in prices.items() if price <= least}
             found.append(self._numbers(now))
         found = [numbers for numbers in found if numbers]
-        every = -(-len(found) // _MOST_NUMBERS) or 1
-        return found[::-1][::every][::-1]
+        places = np.linspace(0, len(found) - 1, min(len(found), _MOST_NUMBERS))
+        return [found[i] for i in places.round().astype(int)]
 
     def _numbers(self, chosen: dict[int, int]) -> Numbers:
         return tuple((op, number) for op, number in chosen.items() if number != self.own[op])
