@@ -20,6 +20,7 @@ from jointcut.aot.call.method import bound_to, refusing_unbound, unwrapped
 from jointcut.aot.call.under_transform import CallsInside
 from jointcut.aot.call.updating import KEPT_UPDATES, Updating
 from jointcut.aot.export.export import export, platforms_for, refuse_request
+from jointcut.aot.hooks.closures import values_now
 from jointcut.aot.hooks.in_programs import called_later
 from jointcut.aot.options import options as choosing
 from jointcut.aot.options.limits import Budget
@@ -154,7 +155,7 @@ class Function:
             *args: the other arguments of the function.
             update: an Optax transformation, or a function `(gradients, state, params) -> (params, state)`. The new
                 value of a parameter, and its part of the state, may depend only on its own gradient, and on the numbers
-                that `sweeps` allows. Pass the same object at each step.
+                that `sweeps` allows. Functions of the same code that read equal values share a program.
             sweeps: with 2, the update may also join a few numbers of each gradient, as a clip by the global norm does.
                 The backward then runs twice: first for these numbers, then for the updates.
             **kwargs: further arguments of the function, by name.
@@ -166,7 +167,7 @@ class Function:
 
     def _updater(self, update: Any, sweeps: int) -> Updating:
         make = functools.partial(Updating, self._function, self._options, self._statics, update, sweeps, self.sizes)
-        return self._updating.of((id(update), sweeps), make)
+        return self._updating.of((values_now(update), sweeps), make)
 
     # ------------------------------------------------------------------------------------------ stages
 

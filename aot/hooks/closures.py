@@ -30,14 +30,21 @@ def identity(function: Callable[..., Any], numbers: bool = False) -> Any:
     if isinstance(function, functools.partial):
         return identity(function.func), tuple(map(_known, function.args)), _items(function.keywords)
     if not isinstance(function, types.FunctionType):
-        holder, code = _holder(function), getattr(function, "__func__", None)
-        return id(holder), id(code), _known(_attributes(holder))
+        return _object(function)
     read = tuple(
         (name, jax.typeof(x) if _is_input(x, numbers) else _known(x)) for name, x in _variables(function).items()
     )
-    defaults = tuple(map(_known, function.__defaults__ or ())), _items(function.__kwdefaults__ or {})
-    others = tuple((each.__code__, _items(_variables(each))) for each in _called(function))
-    return function.__code__, read, id(function.__globals__), defaults, others
+    defaults = _known(function.__defaults__), _items(function.__kwdefaults__ or {})
+    return function.__code__, read, id(function.__globals__), defaults, *map(_values, _called(function))
+
+
+def values_now(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return a key of a function and all that it reads at the moment, arrays by identity, while that is held."""
+    if isinstance(function, functools.partial):
+        return values_now(function.func), _known(function.args), _items(function.keywords)
+    if not isinstance(function, types.FunctionType):
+        return _object(function)
+    return tuple(map(_values, (function, *_called(function))))
 
 
 def arrays_read(function: Callable[..., Any], numbers: bool = False) -> tuple[Any, ...]:
@@ -121,6 +128,10 @@ def _variables(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: scope[name] for name in globals_named(function.__code__) if name in scope} | full
 
 
+def _values(function: types.FunctionType) -> tuple[Any, ...]:
+    return function.__code__, _items(_variables(function)), _known((function.__defaults__, function.__kwdefaults__))
+
+
 def _called(function: types.FunctionType) -> list[types.FunctionType]:
     """Return the functions of the same file that a function names, and those that these name, each once."""
     found = [function]
@@ -136,6 +147,12 @@ def globals_named(code: types.CodeType) -> tuple[str, ...]:
     own = [step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     inner = (name for const in code.co_consts if isinstance(const, types.CodeType) for name in globals_named(const))
     return tuple(sorted({*own, *inner}))
+
+
+def _object(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return a key of a method, or of another callable object, with its attributes."""
+    holder = _holder(function)
+    return id(holder), id(getattr(function, "__func__", None)), _known(_attributes(holder))
 
 
 def _holder(function: Callable[..., Any]) -> Any:

@@ -105,8 +105,8 @@ class Memory:
         row = _row_bytes(kept)
         if self.checkpoints is not None:
             return self._within(self.checkpoints, None)
-        if is_symbolic((row,)):
-            return self._within(FEWEST, self.expected)
+        if is_symbolic((row, self.expected)):
+            return self._within(FEWEST, None)
         if self.num_bytes is not None:
             return self._within(self.num_bytes // row - 1, self.expected)
         if self.expected is None:
@@ -121,14 +121,14 @@ class Memory:
         It is the number of trips, where that is known. Nothing can be given where the user gave the memory.
         """
         own, row = self.slots(kept), _row_bytes(kept)
-        if not self.is_default or is_symbolic((row,)):
+        if not self.is_default or is_symbolic((row, self.expected)):
             return own
         if self.expected is None:
             return max(own, self._within(min(max(FILLED_BYTES // row, BUDGET_FEWEST), MOST), None))
         return max(own, self._within(max(BUDGET_BYTES // row, BUDGET_FEWEST), self.expected))
 
     def _within(self, number: int, expected: int | None) -> int:
-        return max(1, min([number, *(n for n in (self.most, expected) if n is not None)]))
+        return max(1, min([number, *(n for n in (self.most, expected) if n is not None and not is_symbolic((n,)))]))
 
 
 def _row_bytes(kept: Sequence[Any]) -> Any:

@@ -310,7 +310,7 @@ def _kinds(op: str, new: Record, old: Record, line: str) -> Iterator[str]:
     elif now != then:
         yield f"{op} has a gradient for {now} instead of {then}"
     elif foreign_rules(new.closed):
-        yield f"{op} has a derivative rule that was made anew, so that it may be another"
+        yield f"{op} has a derivative rule that was made anew, or that reads other values"
 
 
 def _named(place: Place) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jointcut.aot.call.function import Function
+from jointcut.aot.hooks.closures import values_now
 from jointcut.aot.hooks.hook import Place
 from jointcut.aot.options.options import Options
 from jointcut.aot.run import references
@@ -118,7 +119,7 @@ class Tape:
             updates = Updates.of(update, trees[0], trees[1], ran.tape.paths, sweeps)
             return release.backward(structure, [ct for _, ct in pairs], updates)
 
-        given, more = [ct for _, ct in pairs], (id(update), sweeps, jax.tree.structure(trees), release.key)
+        given, more = [ct for _, ct in pairs], (values_now(update), sweeps, jax.tree.structure(trees), release.key)
         capture = self.captures.of(sweep, given, (), self.arrays, more, program, "used for an update")
         capture.holds = update  # so that its id is not given to another
         return capture.backward([*release.arrays, *given], sweep.called)

@@ -18,6 +18,8 @@ import jax
 import numpy as np
 
 from jointcut.aot.cache.fingerprint import fingerprint, foreign_rules
+from jointcut.aot.cache.known import is_versioned, module_of
+from jointcut.aot.hooks.closures import values_now
 from jointcut.aot.hooks.islands import NEEDS_NUMBERS
 from jointcut.aot.stages.padding.named import NamedSizes
 from jointcut.aot.stages.padding.padded import padded_joint
@@ -158,7 +160,8 @@ class Records:
             ran.append(True)
             return replace(kind, stores=op.left_behind())
 
-        kind = self._known.of((op.key, avals, mask, context, sizes and sizes.key), make)
+        read = [values_now(rule.f) for rule in op.functions if not is_versioned(module_of(rule.f))]
+        kind = self._known.of((op.key, *read, avals, mask, context, sizes and sizes.key), make)
         if op.functions and not ran and kind.record is not NUMBERS:
             op.leave_behind(kind.stores)
         return kind

@@ -145,3 +145,19 @@ def test_a_stack_of_numpy_arrays():
         scan(lambda c, x: (c + x, np.ones(2, np.float32)), 0.0, np.arange(3.0)) for scan in (aot.scan, lax.scan)
     )
     near(got, want)
+
+
+def test_rows_of_any_number_are_exported_and_have_a_program_each_on_a_tape(tmp_path):
+    def loss(w, x):
+        return jnp.sum(aot.scan(lambda c, row: (jnp.tanh(c + row * w), c), jnp.zeros(3), x)[0])
+
+    w = jnp.array([0.5, -0.2, 0.9])
+    shapes = jax.ShapeDtypeStruct((3,), "float32"), aot.shapes("b, 3", "float32")
+    aot.function(loss).export(tmp_path / "artefact", *shapes, sizes={"b": 8}, platforms="cpu")
+    loaded, taped = aot.load(tmp_path / "artefact"), aot.tape(loss, sizes="dynamic")
+    for rows in (2, 5, 40):
+        x = jax.random.normal(jax.random.key(rows), (rows, 3))
+        want = jax.grad(lambda w, x=x: jnp.sum(lax.scan(lambda c, r: (jnp.tanh(c + r * w), c), jnp.zeros(3), x)[0]))(w)
+        for got in (loaded.grad(w, x), taped.grad(w, x)):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert len(taped.captures) == 3

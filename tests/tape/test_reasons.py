@@ -84,7 +84,7 @@ REASONS = {
     ),
     "rule": (
         with_rule, (1.0,), (2.0,),
-        "custom_vjp_call in test_reasons.py:N has a derivative rule that was made anew, so that it may be another",
+        "custom_vjp_call in test_reasons.py:N has a derivative rule that was made anew, or that reads other values",
     ),
     "hook": (
         with_hook, (1,), (2,),

@@ -1,6 +1,8 @@
-"""A traced hook on a tape follows all variables that it reads: a program never holds an old one."""
+"""Traced hooks and derivative rules on a tape follow all variables that they read: no program holds an old one."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -117,3 +119,65 @@ def test_a_global_that_is_a_tracer_is_refused(monkeypatch):
 
     with pytest.raises(ValueError, match=r"reads MASK, float32\[4\], whose time is over when the hook is called"):
         jax.grad(loss)(W)
+
+
+@jax.custom_vjp
+def scaled(x):
+    return LIMIT * x
+
+
+scaled.defvjp(lambda x: (scaled(x), None), lambda _, ct: (clipped(3 * ct),))
+
+
+@jax.custom_jvp
+def pushed(x):
+    return x + SETTINGS["limits"][0]
+
+
+pushed.defjvp(lambda primals, tangents: (pushed(*primals), SETTINGS["limits"][0] * tangents[0]))
+
+
+@pytest.mark.parametrize("ruled", [scaled, pushed])
+def test_rules_and_their_functions_follow_globals_as_under_eager_grad(monkeypatch, ruled):
+    def loss(w):
+        return jnp.sum(ruled(w) ** 2)
+
+    taped = aot.tape(loss)
+    for limit in (0.5, 0.25, 0.5, 0.25):
+        in_a_global(monkeypatch, limit)
+        in_a_dict(monkeypatch, limit)
+        got, want = taped.value_and_grad(W), jax.value_and_grad(loss)(W)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+    assert (taped.captures.made, [capture.hits for capture in taped.captures]) == (2, [1, 1])
+
+
+class Descent:
+    """An update as a method, which reads an attribute."""
+
+    def __init__(self):
+        self.limit = 1.0
+
+    def step(self, gradients, state, params):
+        return params - self.limit * gradients, state
+
+
+DESCENT = Descent()
+UPDATES = {
+    "global": lambda: lambda g, s, p: (p - LIMIT * g, s),
+    "default": lambda: lambda g, s, p, scale=LIMIT: (p - scale * g, s),
+    "partial": lambda: functools.partial(lambda g, s, p, scale: (p - scale * g, s), scale=LIMIT),
+    "method": lambda: DESCENT.step,
+}
+
+
+@pytest.mark.parametrize("of", [aot.tape, aot.function])
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+def test_an_update_that_is_made_anew_shares_a_program_and_follows_what_it_reads(monkeypatch, of, update):
+    loss = of(lambda w: jnp.sum(w**2))
+    for limit in (0.5, 0.25, 0.5, 0.25):
+        in_a_global(monkeypatch, limit)
+        monkeypatch.setattr(DESCENT, "limit", limit)
+        _, params, _ = loss.value_and_update(jnp.copy(W), (), update=update())
+        np.testing.assert_allclose(params, W - 2 * limit * W, rtol=1e-6)
+    kept = loss.captures if of is aot.tape else loss._updating
+    assert len(kept) == 2
