@@ -131,9 +131,9 @@ class Trace:
     @cached_property
     def plain_lowered(self) -> jax.stages.Lowered:
         """`jax.jit(jax.value_and_grad(f))`, not compiled."""
-        plain, ones = self.program.plain, self.call.ones() if self.is_scalar else ()
+        plain, ones = self.program.plain, self.call.ones if self.is_scalar else list
         closed, structs = plain.closed, self.placed([*map(struct, plain.consts), *self.bound.unique])
-        others = abstract.input_structs(closed)[len(structs) + len(ones) :]
+        others = abstract.input_structs(closed)[len(structs) + (self.is_scalar and self.call.is_train) :]
         cotangents = self.placed(others)  # if the output is not a scalar
-        whole = jax.jit(lambda *flat: runtime.evaluate(closed, *flat, *ones), donate_argnums=plain.roles.replaced)
+        whole = jax.jit(lambda *flat: runtime.evaluate(closed, *flat, *ones()), donate_argnums=plain.roles.replaced)
         return whole.lower(*structs, *cotangents)

@@ -6,7 +6,10 @@ import pytest
 
 from claims import claims_of, failures_of
 
-SCRIPT, COMPOSITIONS = (Path(__file__).with_name(name) for name in ("on_eight_devices.py", "compositions.py"))
+SCRIPT, COMPOSITIONS, LAID = (
+    Path(__file__).with_name(name) for name in ("on_eight_devices.py", "compositions.py", "laid_over_meshes.py")
+)
+PARTS = 14
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +32,10 @@ def composed():
 @pytest.mark.parametrize("claim", claims_of(COMPOSITIONS))
 def test_a_composition_has_the_gradients_of_plain_jax(claim, composed):
     assert not composed[claim], composed[claim]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_programs_that_lie_over_meshes_have_the_gradients_of_one_device(part):
+    failures = failures_of(LAID, 8, part, PARTS)
+    assert len(failures) >= 3
+    assert not any(failures.values()), "".join(failures.values())
