@@ -181,21 +181,31 @@ def programs(words: list[str], is_quick: bool) -> dict[str, tuple[str, Layout, b
 
 
 def main() -> None:
-    """Measure, print a table, and keep the figures of a whole run."""
+    """Measure, print a table, and keep each row; rows that are stored and not measured stay as they are."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mesh", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("words", nargs="*", help="of the rows to measure; all when none")
     parser.add_argument("--target", type=aot.target, help="as aot.target takes it: h100x8, v5e-8; the host when none")
     parser.add_argument("--quick", action="store_true", help="unrolled layers alone")
     options = parser.parse_args()
-    where = "eight devices of the host" if options.target is None else options.target.name
+    where, name_of_file = "eight devices of the host", "mesh"
+    if options.target is not None:
+        where, name_of_file = options.target.name, f"mesh-{options.target.name}"
     rows = []
     for name, (model, layout, is_scan) in programs(options.words, options.quick).items():
         rows.append(measure(name, model, layout, is_scan, options.target))
+        store(RESULTS / f"{name_of_file}.json", rows[-1])
         print(f"{name}: {rows[-1].seconds:.0f} s", flush=True)
     wide_console(200).print(table_of(rows, where))
-    if not options.words and not options.quick:
-        path = RESULTS / f"mesh{'' if options.target is None else '-' + options.target.name}.json"
-        path.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n", "utf-8")
+
+
+def store(path: Path, row: Row) -> None:
+    """Put a row in the place of the one of its name, in the order of all programs."""
+    rows = {}
+    if path.exists():
+        rows = {stored["name"]: stored for stored in json.loads(path.read_text("utf-8"))["rows"]}
+    rows[row.name] = asdict(row)
+    rows = [rows[name] for name in programs([], is_quick=False) if name in rows]
+    path.write_text(json.dumps({"jax": jax.__version__, "rows": rows}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -16,15 +16,18 @@ def claims_of(script: Path) -> list[str]:
     return [line.strip(" ,") for line in script.read_text().split("CLAIMS = [\n")[1].split("]")[0].splitlines()]
 
 
-def failures_of(script: Path, devices: int) -> dict[str, str]:
-    """Return how each claim of a script fails on so many devices of the host; empty where it holds."""
+def failures_of(script: Path, devices: int, *given: int) -> dict[str, str]:
+    """Return how each claim of a script fails on so many devices of the host; empty where it holds.
+
+    What is `given` stands behind the script.
+    """
     environment = {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": ":".join(filter(None, sys.path)),
         "HOME": str(Path.home()),
     }
-    run = [sys.executable, "-W", "error", str(script)]
+    run = [sys.executable, "-W", "error", str(script), *map(str, given)]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=570, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)

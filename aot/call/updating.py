@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,8 @@ class Updating:
             static_argnums=tuple(sorted(n + 1 for n in statics.argnums)),
             donate_argnums=(0, 1, *(n + 1 for n in nums if n > 0)),
             donate_argnames=names,
+            tiles=options.tiles if isinstance(options.tiles, bool) else _behind_state(options.tiles),
+            shapes=_behind_state(options.shapes),
             check=None,
         )
         count = None if statics.count is None else statics.count + 1
@@ -155,6 +158,12 @@ def _with_state(function: Callable[..., Any]) -> Callable[..., Any]:
 
     step.__name__ = step.__qualname__ = name_of(function)
     return step
+
+
+def _behind_state(given: Any) -> tuple[tuple[str, Any], ...]:
+    """Return pairs of an option by path, with the paths that arguments have behind the state."""
+    later = (re.sub(r"^args\[([1-9]\d*)\]", lambda found: f"args[{int(found[1]) + 1}]", path) for path, _ in given)
+    return tuple(zip(later, (value for _, value in given), strict=True))
 
 
 def _types(bound: Bound, place: int, leaves: Sequence[int]) -> Any:

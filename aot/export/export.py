@@ -26,10 +26,11 @@ from jointcut.aot.export.exported import CONSTANTS
 from jointcut.aot.export.pair import Pair
 from jointcut.aot.options.target import Target
 from jointcut.aot.progress.progress import Stage, tell
+from jointcut.aot.run.meshed import on_devices
 from jointcut.aot.trace.data import Trace
 from jointcut.aot.trace.joint import constant_key
 from jointcut.partition.errors import ArtefactError, choices, message
-from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects, user_source
+from jointcut.partition.program.jax import abstract, jaxprs, meshes, runtime, side_effects, user_source
 from jointcut.wrappers.arguments.tree import struct
 from jointcut.wrappers.built_in.autograd import JITTED
 from jointcut.wrappers.metadata.descriptors import Size
@@ -203,7 +204,8 @@ def _programs(pair: Pair, order: int) -> Iterator[_ToLower]:
     if not traced.program.is_train:
         return
     yield _named("forward", name, again(_picking(halves.forward, traced.consts, pair)), structs)
-    backward = [s.update(sharding=None) for s in abstract.input_structs(halves.backward)]
+    structs = abstract.input_structs(halves.backward)
+    backward = [on_devices(s) if meshes.is_explicit(s.sharding) else s.update(sharding=None) for s in structs]
     yield _named("backward", name, again(lambda *flat: runtime.evaluate(halves.backward, *flat)), backward)
 
 

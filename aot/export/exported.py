@@ -36,11 +36,12 @@ class LoadedProgram:
     """A program of an artefact as a function of arrays; the contract says how often it can be differentiated.
 
     `waits_in_loops` says whether a loop in it may hold an optimisation barrier. Up to JAX 0.11, XLA:CPU aborts the
-    process on such a loop if it is told to keep barriers.
+    process on such a loop if it is told to keep barriers. `devices` is the number of devices that it was exported for.
     """
 
     run: Callable[..., list[Any]]
     waits_in_loops: bool
+    devices: int
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Return the results, in order."""
@@ -73,7 +74,7 @@ def program(name: str, contract: Contract, artefact: Artefact) -> LoadedProgram:
             return list(results)
         return [_weak(x, d) for x, d in zip(results, gives, strict=True)]
 
-    return LoadedProgram(run, _waits_in_loops(text))
+    return LoadedProgram(run, _waits_in_loops(text), exported.nr_devices)
 
 
 def _is_as_weak(x: Any, described: Described | None) -> bool:

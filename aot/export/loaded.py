@@ -240,6 +240,17 @@ class Loaded:
             cure = f"Export it with platforms that hold {names[0]!r}."
             raise CallError(message(self.contract.name, what, cure))
 
+    def _refuse_devices(self, flat: Sequence[Any]) -> None:
+        """Raise `CallError` if arrays lie on another number of devices; a program for one runs on several, too."""
+        number = max(p.devices for p in self._programs.values())
+        if number == 1 or runtime.tracing():
+            return
+        given = max((len(x.sharding.device_set) for x in flat if isinstance(x, jax.Array)), default=1)
+        if given != number:
+            what = f"was exported for {number} devices, and its arguments lie on {given}."
+            cure = "Lay them over a mesh of as many devices, in any order, or export it for these."
+            raise CallError(message(self.contract.name, what, cure))
+
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Runner, Bound]:
         """Return the runner of a call, and the flattened call."""
         self._refuse_width()
@@ -255,6 +266,7 @@ class Loaded:
             if got.dtype != want or not fits(got.shape, info.shape):
                 what = f"is {got.dtype}[{','.join(map(str, got.shape))}], but it was exported for {info.type}."
                 raise CallError(message(info.path, what, _CURE_SHAPE if got.dtype == want else _CURE))
+        self._refuse_devices(flat)
         if self.contract.sizes:
             shapes = (slot("", leaf).shape for leaf in flat)
             same_sizes([(info.path, info, shape) for info, shape in zip(self._leaves, shapes, strict=True)])

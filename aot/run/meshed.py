@@ -20,11 +20,21 @@ def lowered(function: Callable[..., Any], closed: Any) -> jax.stages.Lowered:
     """
     mesh = meshes.manual_mesh()
     if mesh is None:
-        return jax.jit(function).lower(*abstract.input_structs(closed))
+        structs = abstract.input_structs(closed)
+        is_set = not jax.sharding.get_abstract_mesh().empty  # it knows its devices
+        return jax.jit(function).lower(*(structs if is_set else map(on_devices, structs)))
     checks = meshes.checks_varying()
     with runtime.outside():
         program, arguments = _on(_devices(mesh), mesh, function, closed, checks)
         return program.lower(*arguments)
+
+
+def on_devices(struct: Any) -> Any:
+    """Return a type on explicit axes, which name no devices, with the available devices."""
+    mesh = getattr(getattr(struct, "sharding", None), "mesh", None)
+    if not isinstance(mesh, jax.sharding.AbstractMesh) or mesh.size > len(jax.devices()):
+        return struct
+    return struct.update(sharding=NamedSharding(_devices(mesh), struct.sharding.spec))
 
 
 def _devices(mesh: Any) -> jax.sharding.Mesh:

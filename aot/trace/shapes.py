@@ -169,7 +169,9 @@ def in_one_scope(bound: Bound, constraints: Sequence[str] = ()) -> Bound:
 
 
 def allowing(leaves: Mapping[str, Any], constraints: Sequence[str]) -> Callable[[Mapping[str, int]], bool]:
-    """Return a function that says whether sizes are allowed: constraints hold, and no argument has a negative size.
+    """Return a function that says whether sizes are allowed: constraints hold, and each argument can have them.
+
+    An argument has no negative size, and its sharding divides its shape.
 
     Raises `CallError` if JAX does not accept a constraint.
     """
@@ -178,9 +180,19 @@ def allowing(leaves: Mapping[str, Any], constraints: Sequence[str]) -> Callable[
 
     def allowed(sizes: Mapping[str, int]) -> bool:
         holds = all(_holds(constraint, sizes) for constraint in constraints)
-        return holds and all(min(symbolic.numbers(leaf.shape, sizes)) >= 0 for leaf in leaves.values())
+        return holds and all(_can_be(leaf, symbolic.numbers(leaf.shape, sizes)) for leaf in leaves.values())
 
     return allowed
+
+
+def _can_be(leaf: Any, shape: tuple[int, ...]) -> bool:
+    if min(shape) < 0 or leaf.sharding is None:
+        return min(shape) >= 0
+    try:
+        leaf.sharding.shard_shape(shape)
+    except ValueError:  # JAX tells in no other way that a sharding does not divide a shape
+        return False
+    return True
 
 
 @contextmanager

@@ -66,7 +66,10 @@ class Layout:
         return Devices(self.mesh, tuple(axes))
 
     def laid(self, closed: Any) -> Laid:
-        """How the values of a program lie; inputs that lie on no mesh are laid as a `jax.shard_map` reads them."""
+        """How the values of a program lie.
+
+        Inputs that lie on no mesh, and what is put on automatic axes, are laid as a `jax.shard_map` reads them.
+        """
         jaxpr, _ = jaxprs.opened(closed)
         laid = Laid(self, {})
         read = read_specs(jaxpr.eqns)
@@ -74,6 +77,8 @@ class Layout:
             laid.lay(v, self.spec(number) or read.get(v, ()))
         for eqn in jaxpr.eqns:
             told = told_specs(eqn)
+            if eqn.primitive.name == "reshard" and told == [None]:
+                told = [read.get(eqn.outvars[0])]
             for axes, own in laid.rows.items():
                 for v, place, spec in zip(eqn.outvars, own.through(eqn), told, strict=True):
                     if spec is None and place is not None and self._may_lie(v, place, axes, laid.rows):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from tempfile import TemporaryDirectory
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from flax import nnx
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from claims import tell
 from jointcut import aot
 from jointcut.aot.report.gradient_error import relative_error
+from jointcut.partition.errors import CallError
 
 LINE = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+TYPED = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
 GRID = jax.make_mesh((2, 4), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
 DRAWS = np.random.default_rng(0)
 W = {name: DRAWS.normal(size=(16, 16)).astype("f") / 4 for name in ("q", "k", "up", "down")}
@@ -22,10 +29,21 @@ X = DRAWS.normal(size=(32, 16)).astype("f")
 
 def as_plain(function, w=W, x=X):
     """Whether the step called, in jit and its own gradient in jit have the gradients of plain JAX."""
-    want = jax.jit(jax.grad(function))(w, x)
-    cut = aot.function(function)
+    as_plain_with(aot.function(function), w, x, function)
+
+
+def as_plain_with(cut, w, x, function=None):
+    want = jax.jit(jax.grad(function or perceptron))(w, x)
     for got in (cut.grad(w, x), jax.jit(jax.grad(lambda w, x: cut(w, x)))(w, x), jax.jit(cut.grad)(w, x)):
         assert relative_error(got, want) < 1e-5
+
+
+def lie_alike(got, want):
+    """Equal numbers, and results that lie as plain JAX's."""
+    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+    assert relative_error(got, want) < 1e-5
+    alike = jax.tree.map(lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim), got, want)
+    assert all(alike), [(a.sharding, b.sharding) for a, b in zip(got, want, strict=True)]
 
 
 def ring_attention_by_ppermute():
@@ -130,10 +148,100 @@ def updates_of_parameters_and_state_in_parts():
         value, grads = aot.function(perceptron).value_and_grad(w, x)
         return value, *update(w, state, grads)
 
-    got, want = ours(w, state, x), plain(w, state, x)
-    assert relative_error(got, want) < 1e-5
-    alike = jax.tree.map(lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim), got, want)
-    assert all(jax.tree.leaves(alike)), alike
+    lie_alike(ours(w, state, x), plain(w, state, x))
+
+
+def an_nnx_module_whose_parameters_lie_in_parts():
+    class Layers(nnx.Module):
+        def __init__(self):
+            self.up, self.down = nnx.Param(w["up"]), nnx.Param(w["down"])
+
+        def __call__(self, x):
+            return jnp.mean(jnp.sin(jnp.tanh(x @ self.up) @ self.down) ** 2)
+
+    w, x = laid()
+    of = lambda model, x: model(x)  # noqa: E731
+    want = nnx.jit(nnx.value_and_grad(of))(Layers(), x)
+    for step in (aot.function(of).value_and_grad, nnx.jit(nnx.value_and_grad(aot.function(of)))):
+        lie_alike(step(Layers(), x), want)
+
+
+def equinox_with_filter_shard():
+    keys = jax.random.split(jax.random.key(0), 2)
+    of = lambda model, x: jnp.mean(jnp.sin(jax.vmap(model)(x)) ** 2)  # noqa: E731
+    cut = aot.function(of, filter=eqx.is_inexact_array)
+
+    def stepping(function):
+        @eqx.filter_jit
+        def step(model, x):
+            model, x = eqx.filter_shard((model, x), NamedSharding(LINE, P("d")))
+            return function(model, x)
+
+        return step
+
+    model, x = eqx.nn.MLP(16, 16, 32, 2, key=keys[0]), laid()[1]
+    want = stepping(eqx.filter_value_and_grad(of))(model, x)
+    lie_alike(stepping(eqx.filter_value_and_grad(lambda model, x: cut(model, x)))(model, x), want)
+    put = eqx.filter_shard(model, NamedSharding(LINE, P("d")))
+    assert relative_error(jax.tree.leaves(cut.value_and_grad(put, x)), jax.tree.leaves(want)) < 1e-5
+
+
+def donated_arrays_are_used_up_as_by_plain_jax():
+    used_up = []
+    for spec in (P(), P(None, "d")):
+        plain = jax.jit(jax.value_and_grad(perceptron), donate_argnums=0)
+        for step in (plain, aot.function(perceptron, donate_argnums=0).value_and_grad):
+            w, x = {name: jax.device_put(a, NamedSharding(LINE, spec)) for name, a in W.items()}, laid()[1]
+            assert relative_error(step(w, x), jax.value_and_grad(perceptron)(W, X)) < 1e-5
+            used_up.append({name for name, a in w.items() if a.is_deleted()})
+    assert used_up[0] == used_up[1] == {"up", "down"}
+    assert used_up[2] == used_up[3]
+
+
+def parts_wait_on_the_host():
+    w, x = laid()
+    cut = aot.function(perceptron, policy={"tanh": aot.MUST_OFFLOAD})
+    _, pullback = cut.vjp(w, x)
+    waiting = [a.sharding for a in jax.tree.leaves(pullback) if isinstance(a, jax.Array)]
+    assert P("d") in [s.spec for s in waiting if s.memory_kind == "pinned_host"], waiting
+    as_plain_with(cut, w, x)
+
+
+def an_exported_pair_is_loaded_on_another_mesh_of_as_many_devices():
+    whole = jax.device_put(W, NamedSharding(TYPED, P())), jax.device_put(X, NamedSharding(TYPED, P("d")))
+    for (w, x), rows in ((laid(), P(None, "d")), (whole, P())):
+        mesh = x.sharding.mesh
+        want = jax.jit(jax.value_and_grad(perceptron))(w, x)
+        with TemporaryDirectory() as folder:
+            aot.function(perceptron).trace(w, x).partition().export(f"{folder}/pair", platforms=("cpu",))
+            loaded = aot.load(f"{folder}/pair")
+        turned = Mesh(mesh.devices[::-1], mesh.axis_names, axis_types=mesh.axis_types)
+        there = jax.device_put(W, NamedSharding(turned, rows)), jax.device_put(X, NamedSharding(turned, P("d")))
+        for step in (loaded.value_and_grad, jax.jit(jax.value_and_grad(lambda w, x, loaded=loaded: loaded(w, x)))):
+            lie_alike(step(w, x), want)
+            assert relative_error(step(*there), want) < 1e-5
+        four = Mesh(mesh.devices[:4], mesh.axis_names, axis_types=mesh.axis_types)
+        for given, number in ((jax.device_put((W, X), NamedSharding(four, P())), 4), ((W, X), 1)):
+            with pytest.raises(CallError) as refusal:
+                loaded.value_and_grad(*given)
+            assert str(refusal.value) == (
+                f"perceptron was exported for 8 devices, and its arguments lie on {number}.\n"
+                "Lay them over a mesh of as many devices, in any order, or export it for these."
+            )
+
+
+def the_largest_batch_is_one_that_the_devices_divide():
+    for mesh, tiles in ((LINE, True), (TYPED, False)):
+        w = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, P())) for name, a in W.items()}
+        x = aot.shapes("b, 16", "float32").update(sharding=NamedSharding(mesh, P("d")))
+        found = aot.largest(perceptron, "b", "400 kB", w, x, tiles=tiles)
+        assert found.size % 8 == 0
+        assert found.peak_bytes <= 400_000
+        assert [tile.over for tile in found.plan.tiles] == [("d",)] * tiles, found
+        assert found.cut.compile().peak_bytes == found.peak_bytes
+        rows = jax.device_put(np.ones((found.size, 16), "f"), NamedSharding(mesh, P("d")))
+        got = found.cut.compile().value_and_grad(jax.device_put(W, NamedSharding(mesh, P())), rows)
+        assert relative_error(got, jax.value_and_grad(perceptron)(W, np.ones((found.size, 16), "f"))) < 1e-5
 
 
 CLAIMS = [
@@ -144,6 +252,12 @@ CLAIMS = [
     second_derivatives,
     gradients_of_several_batches_are_added_up_once,
     updates_of_parameters_and_state_in_parts,
+    an_nnx_module_whose_parameters_lie_in_parts,
+    equinox_with_filter_shard,
+    donated_arrays_are_used_up_as_by_plain_jax,
+    parts_wait_on_the_host,
+    an_exported_pair_is_loaded_on_another_mesh_of_as_many_devices,
+    the_largest_batch_is_one_that_the_devices_divide,
 ]
 
 

@@ -219,6 +219,17 @@ def an_axis_that_is_not_on_the_mesh_is_refused_as_by_jax():
     assert len(kinds) == 2 and kinds[0] is kinds[1], kinds
 
 
+def budgets_hold_on_explicit_axes_where_no_mesh_is_set():
+    _, (ws, x) = PLACED["explicit"]
+    want = jax.jit(jax.value_and_grad(loss))(ws, x)
+    step = aot.function(loss, budget="250kB")
+    for got in (step.value_and_grad(ws, x), jax.jit(jax.value_and_grad(lambda ws, x: step(ws, x)))(ws, x)):
+        assert relative_error(got, want) < 1e-5
+    peak_bytes = step.trace(ws, x).partition().made.peak_bytes(1)
+    with jax.set_mesh(TYPED):
+        assert step.trace(ws, x).partition().made.peak_bytes(1) == peak_bytes
+
+
 def a_target_of_another_number_of_devices_is_refused():
     four = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
     text = refused(lambda: aot.function(loss, target="h100x8").trace(*laid(four, P(), P("d"))), TargetError)
@@ -245,6 +256,7 @@ CLAIMS = [
     a_mesh_of_one_device_is_no_mesh,
     an_axis_that_is_not_on_the_mesh_is_refused_as_by_jax,
     a_target_of_another_number_of_devices_is_refused,
+    budgets_hold_on_explicit_axes_where_no_mesh_is_set,
     what_devices_exchange_is_foreseen_and_a_plan_tells_what_it_exchanges_again,
     collectives_cost_their_time_on_the_links,
     a_report_says_which_part_of_an_array_each_device_has,

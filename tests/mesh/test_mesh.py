@@ -6,9 +6,11 @@ import pytest
 
 from claims import claims_of, failures_of
 
-SCRIPT, COMPOSITIONS, EXCHANGED = (
-    Path(__file__).with_name(name) for name in ("on_eight_devices.py", "compositions.py", "exchanged.py")
+SCRIPT, COMPOSITIONS, EXCHANGED, LAID = (
+    Path(__file__).with_name(name)
+    for name in ("on_eight_devices.py", "compositions.py", "exchanged.py", "laid_over_meshes.py")
 )
+PARTS = 14
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +44,10 @@ def exchanged():
 @pytest.mark.parametrize("claim", claims_of(EXCHANGED))
 def test_what_a_compiled_step_exchanges(claim, exchanged):
     assert not exchanged[claim], exchanged[claim]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_programs_that_lie_over_meshes_have_the_gradients_of_one_device(part):
+    failures = failures_of(LAID, 8, part, PARTS)
+    assert len(failures) >= 3
+    assert not any(failures.values()), "".join(failures.values())

@@ -6,6 +6,7 @@ Warnings are errors here as they are in the tests.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -327,6 +328,35 @@ def budgets_find_blocks_on_explicit_axes():
         cut = aot.function(head, budget=0.3).trace(*args).partition()
         assert cut.plan.tiles and cut.plan.tiles[0].over == ("d",), cut.plan.tiles
         near(cut.compile().value_and_grad(*args), jax.value_and_grad(head)(W, X, Y))
+    w, x, _ = laid(TYPED, P("d"), P())  # where no mesh is set, and no type is like its text
+    deep = lambda w, x: jnp.mean(jnp.sin(jnp.tanh(jnp.sin(jnp.tanh(x @ w["in"])))))  # noqa: E731
+    cut = aot.function(deep, budget=0.5).trace(w, x).partition()
+    assert cut.plan.tiles and cut.plan.tiles[0].over == ("d",), cut.plan.tiles
+    near(cut.compile().value_and_grad(w, x), jax.jit(jax.value_and_grad(deep))(w, x))
+
+
+def updates_of_parameters_run_in_blocks():
+    def update(slopes, state, w):
+        state = jax.tree.map(lambda m, g: 0.9 * m + g, state, slopes)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, w, state), state
+
+    def plain(w, state, x, y):
+        value, slopes = jax.value_and_grad(head)(w, x, y)
+        return value, *update(slopes, state, w)
+
+    for mesh, options in product((LINE, TYPED), ({"tiles": {"args[1]": 8}}, {"budget": 0.4})):
+        w, x, y = laid(mesh, P("d"), P("d"))
+        start = lambda w=w: (w | {}, jax.tree.map(jnp.zeros_like, w))  # noqa: E731 - a step gives up its arrays
+        whole = jax.jit(plain).lower(*start(), x, y).compile()
+        want, step = whole(*start(), x, y), aot.function(head, **options)
+        if "tiles" in options:
+            in_jit = jax.jit(lambda *args, step=step: step.value_and_update(*args, update=update))
+            assert temporaries(in_jit.lower(*start(), x, y).compile()) <= 0.5 * temporaries(whole)
+        given = jax.tree.map(jnp.copy, start())
+        got = step.value_and_update(*given, x, y, update=update)
+        near(got, want)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert a.sharding.is_equivalent_to(b.sharding, a.ndim), (a.sharding, b.sharding)
 
 
 def an_axis_of_one_device_has_all_rows():
@@ -342,6 +372,7 @@ def an_axis_of_one_device_has_all_rows():
 
 CLAIMS = [
     budgets_find_blocks_on_explicit_axes,
+    updates_of_parameters_run_in_blocks,
     an_axis_of_one_device_has_all_rows,
     each_device_runs_blocks_of_its_own_rows_and_devices_add_up_once,
     weights_in_parts_are_gathered_once_and_added_up_once,

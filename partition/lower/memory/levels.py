@@ -82,7 +82,8 @@ class Stack:
 def type_of(held: Any) -> str:
     """The type of a value, a stack or an abstract value of JAX, such as `float32[8,16]`."""
     if not isinstance(held, Value | Stack):
-        return held.str_short()
+        shape = getattr(held, "shape", None)  # without shardings, which texts of JAX's types have
+        return held.str_short() if shape is None else f"{held.dtype}[{','.join(map(str, shape))}]"
     value, lengths = (held.value, held.lengths) if isinstance(held, Stack) else (held, ())
     return f"{value.dtype}[{','.join(map(str, (*lengths, *value.shape)))}]"
 

@@ -127,12 +127,16 @@ def inside(eqn: Equation) -> Iterator[None]:
 
 @contextmanager
 def where_they_vary(*avals: Any) -> Iterator[None]:
-    """Be on the mesh over which some value varies from device to device; elsewhere where we are."""
-    if (aval := next(filter(varying, avals), None)) is None:
+    """Be on the mesh of some value of a `jax.shard_map`, where values vary from device to device; else where we are."""
+    if (aval := next(filter(_is_of_one_device, avals), None)) is None:
         yield
         return
     with on_mesh(aval.sharding.mesh, True):
         yield
+
+
+def _is_of_one_device(aval: Any) -> bool:
+    return bool(getattr(getattr(getattr(aval, "sharding", None), "mesh", None), "manual_axes", ()))
 
 
 @contextmanager
