@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,12 @@ def evaluate(closed: ClosedJaxpr, *args: Any) -> list[Any]:
 def tracing() -> bool:
     """Whether the caller is inside a JAX transformation (jit, grad, vmap, scan and the like)."""
     return not _core.trace_state_clean()
+
+
+def runs_at_once(values: Iterable[Any]) -> bool:
+    """Whether an op on these values may run now: eagerly, also under `jax.grad` and on a tape; then it makes arrays."""
+    is_staged = type(_core.trace_ctx.trace).__name__ == "DynamicJaxprTrace"
+    return not is_staged and all(map(_core.is_concrete, values))
 
 
 def is_tracer(x: Any) -> bool:
