@@ -61,8 +61,8 @@ def while_loop(
         body_fun: a function of the carry that returns the next, of the same structure, shapes and dtypes.
         init: the first carry, any tree of arrays; integers, booleans and random keys among them are carried along.
         max_trips: the most trips that the loop makes, where that is known. If the loop makes more, `CallError` is
-            raised if it is called outside of all of JAX's transformations. Inside, results and gradients are
-            right nevertheless, and the backward takes longer.
+            raised where it runs at once: outside of JAX's transformations, under `jax.grad` and `jax.jvp`, on a tape.
+            Where it is compiled, results and gradients are right nevertheless, and the backward takes longer.
         memory: the memory of reverse mode: a number of checkpoints; bytes, as a text such as `"64MiB"`; `"stack"`,
             which is `max_trips` checkpoints; `"sqrt"`, their square root. By default there are as many as fit into
             32 KiB, at least 10 and at most 1024. If the number of trips is known, by a predicate that only compares a
@@ -77,7 +77,7 @@ def while_loop(
     _check_trips(max_trips, is_needed=False)
     loop = traced_loop(cond_fun, body_fun, init, body_fun)
     program = _program(loop, loop.parts, max_trips, memory)
-    if max_trips is None or runtime.tracing():
+    if max_trips is None or not runtime.runs_at_once([*loop.consts, *loop.init]):
         return loop.finished(program(*loop.consts, *loop.init))
     counting = _program(loop, loop.parts.counted(), max_trips, memory)
     *out, trips = counting(*loop.consts, *loop.init, jnp.int32(0))
@@ -108,7 +108,7 @@ def fori_loop(
         np.asarray(n, kind) if isinstance(n, numbers.Integral) else jnp.asarray(n, kind) for n in (lower, upper)
     )
     loop = traced_loop(lambda c: c[0] < end, lambda c: (c[0] + 1, body_fun(*c)), (start, init), body_fun, 1)
-    if max_trips is not None and not runtime.tracing():
+    if max_trips is not None and runtime.runs_at_once([start, end]):
         _refuse(loop, max(int(end) - int(start), 0), max_trips)
     return loop.finished(_program(loop, loop.parts, max_trips, memory)(*loop.consts, *loop.init))[1]
 
@@ -120,7 +120,7 @@ def while_loop_stack_output(
     """Run a loop as `while_loop`, and return the carries after each trip, the trips, and whether they fit.
 
     The stack has `max_trips` rows. A loop that makes more trips runs on: `trips` counts them all, and `exceeded` says
-    so. Where it is called outside of all of JAX's transformations, `CallError` is raised instead.
+    so. Where it runs at once, as also under `jax.grad`, `CallError` is raised instead.
 
     >>> stack = while_loop_stack_output(lambda x: x > 1.0, lambda x: x / 2, 6.0, max_trips=5)
     >>> print(stack.carries, stack.trips, stack.exceeded)
@@ -134,8 +134,7 @@ def while_loop_stack_output(
     once = same(Loop(loop.parts.once(), Memory(1), loop.name))
     stack = once.stacks.of(max_trips, lambda: jax.jit(partial(_stack, loop.parts, once, max_trips)))
     rows, trips, exceeded = stack(loop.consts, loop.init)
-    if not runtime.tracing():
-        _refuse(loop, trips, max_trips)
+    _refuse(loop, trips, max_trips)
     return Stacked(jax.tree.unflatten(loop.tree, rows), trips, exceeded)
 
 
@@ -159,8 +158,8 @@ def _program(loop: TracedLoop, parts: Parts, max_trips: int | None, memory: int 
 
 
 def _refuse(loop: TracedLoop, trips: Any, max_trips: int) -> None:
-    """Raise `CallError` if a loop made too many trips."""
-    if trips > max_trips:
+    """Raise `CallError` if a loop made too many trips; their number is not known where the loop is only traced."""
+    if not runtime.is_tracer(trips) and trips > max_trips:
         what = f"is run {trips} times, and max_trips is {max_trips}."
         raise CallError(message(loop.name, what, f"Give max_trips={trips} or more, or leave it out."))
 

@@ -311,23 +311,16 @@ class Request:
         return all(sharding is None or len(sharding.device_set) == 1 for sharding in placed)
 
     def _settled(self, budget: Limit, given: Request, to_run: bool) -> Fitted[Any]:
-        """Return the plan for a budget, and let go of programs that were weighed for it."""
+        """Return the plan for a budget, of this program or the `moved` one, and let go of programs weighed for it."""
+        requests = [self] if self.moved is self else [self.moved, self]
+        wanted = [request.wanted(budget, given, to_run) for request in requests]
         try:
-            if budget.fraction != 0.0:
-                return self._by_default(budget, given) or settled(self.wanted(budget, given, to_run))
-            least = settled(self.wanted(budget, given, to_run))
-            return self._by_default(limit(least.measured.peak_bytes - 1), given) or least
+            if budget.fraction == 0.0:
+                return min(map(settled, wanted), key=lambda fitted: fitted.measured.peak_bytes)
+            return (settled_by_default(wanted[0]) if self.moved is not self else None) or _fastest(wanted)
         finally:
-            self.weighing.forget()
-
-    def _by_default(self, budget: Limit, given: Request) -> Fitted[Any] | None:
-        """Return the default plan of the `moved` program, if there is one and it holds a budget."""
-        if self.moved is self:
-            return None
-        try:
-            return settled_by_default(self.moved.wanted(budget, given))
-        finally:
-            self.moved.weighing.forget()
+            for request in requests:
+                request.weighing.forget()
 
     def wanted(self, budget: Limit, given: Request | None = None, to_run: bool = True) -> Wanted[Any]:
         """Return the facts and functions that a search for a budget needs.
@@ -341,7 +334,7 @@ class Request:
             budget=budget,
             graph=self.graph,
             leaves=() if self.trace is None else (*self.trace.consts, *self.trace.bound.leaves),
-            way=self.weighing.way(to_run),
+            way=self.weighing.way(to_run) + ", moved" * (self.unmoved is not None),
             planner=lambda: self.planner,
             ways=self.weighing.ways(to_run),
             take=functools.partial(self.weighing.take, to_run=to_run),
@@ -389,3 +382,18 @@ class Request:
 
         graph = formed(self.program.graph, True)
         return searched(most, may_wait(Problem.of(graph), FORM), planned, rounding)
+
+
+def _fastest(wanted: Sequence[Wanted[Any]]) -> Fitted[Any]:
+    """Return the fastest plan that is found for forms of a program. Raises `BudgetError` with the smallest peak."""
+    found, refused = list[Fitted[Any]](), list[BudgetError]()
+    for each in wanted:
+        try:
+            found.append(settled(each))
+        except BudgetError as error:
+            refused.append(error)
+        if found and not found[-1].plan.seconds:  # no other is faster
+            break
+    if not found:
+        raise min(refused, key=lambda error: error.least_bytes or 0)
+    return min(found, key=lambda fitted: fitted.plan.seconds or 0.0)

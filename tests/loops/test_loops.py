@@ -209,6 +209,16 @@ def test_a_loop_that_is_too_long_is_refused_and_never_cut_short():
     def inside(x):
         return aot.while_loop(lambda y: y < 20, grow, x, max_trips=3, memory="stack")
 
+    def stacked(x):
+        return aot.while_loop_stack_output(lambda y: y < 20, grow, x, max_trips=3).carries.sum()
+
+    def counted(x):
+        return aot.fori_loop(0, jnp.int32(8), lambda i, y: grow(y), x, max_trips=3)
+
+    for loss in (inside, stacked, counted):
+        for run in (jax.grad(loss), aot.tape(loss).grad, lambda x, loss=loss: jax.jvp(loss, (x,), (x,))):
+            with pytest.raises(CallError, match="is run 8 times, and max_trips is 3"):
+                run(1.0)
     assert jax.jit(jax.value_and_grad(inside))(1.0) == (1.5**8, 1.5**8)
     stack = jax.jit(lambda: aot.while_loop_stack_output(lambda y: y < 20, grow, 1.0, max_trips=3))()
     assert (stack.carries.tolist(), int(stack.trips), bool(stack.exceeded)) == ([1.5, 2.25, 3.375], 8, True)

@@ -100,6 +100,28 @@ def test_budgets_reach_as_low_as_before_and_take_the_default_where_it_holds(name
     assert traced.partition(budget=least.compile().peak_bytes).plan.segments == least.plan.segments
 
 
+def among_layers(w, u, xs, h):
+    """A recurrence between layers whose values may be computed again."""
+    for _ in range(4):
+        xs = jnp.tanh(xs @ u)
+    ys = lax.scan(lambda h, x: (step(w, u, h, x),) * 2, h, xs)[1]
+    for _ in range(4):
+        ys = jnp.tanh(jnp.sin(ys) @ w)
+    return jnp.sum(ys**2)
+
+
+def test_a_budget_below_the_default_searches_the_program_that_keeps_one_stack():
+    traced = aot.function(among_layers, tiles=False).trace(*ARGS)
+    assert traced.request.moved is not traced.request
+    default = traced.partition().compile().activation_bytes
+    cut = traced.partition(budget=(default - STACK) / traced.plain_memory.temp_bytes)
+    assert OUTERMOST in {form.kind for form in cut.split.graph.forms} and cut.plan.runs_again
+    run = cut.compile()
+    assert run.activation_bytes <= default - STACK
+    want = jax.value_and_grad(among_layers)(*ARGS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), run.value_and_grad(*ARGS), want)
+
+
 def test_its_plan_is_taken_and_told_like_any_other(tmp_path):
     traced = aot.function(last).trace(*ARGS)
     cut = traced.partition()

@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,6 +78,12 @@ def only_pulls_back() -> bool:
 def number_of(x: Any) -> Any:
     """The array in a tracer of such a `jax.grad`; any other value unchanged."""
     return x.primal if isinstance(x, _ad.LinearizeTracer) else x
+
+
+def runs_at_once(values: Iterable[Any]) -> bool:
+    """Whether an op on these values may run now: eagerly, also under `jax.grad` and on a tape; then it makes arrays."""
+    is_staged = type(_core.trace_ctx.trace).__name__ == "DynamicJaxprTrace"
+    return not is_staged and all(map(_core.is_concrete, values))
 
 
 def is_tracer(x: Any) -> bool:
