@@ -2,7 +2,7 @@
 
     python -m benchmarks.pages             # gpt-scan and a joint graph of 5,000 ops
     python -m benchmarks.pages --opened 9  # the median of so many times that each page is opened
-    python -m benchmarks.pages --pictures docs/static  # measure nothing; draw the README's pictures of a report
+    python -m benchmarks.pages --pictures docs/static  # measure nothing; draw the pictures of a report, and of two
 
 The report is made without compiling the step, so `explain` is the time of the cut, the front and the rows. The page is
 opened in a headless Chromium, the machine's own, driven by playwright; the first contentful paint is what the browser's
@@ -11,15 +11,19 @@ performance API tells of it, and `ready` is when the last section has been drawn
 
 import argparse
 import importlib
+import io
+import itertools
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.table import Table
 
 from benchmarks.measure import wide_console
@@ -93,20 +97,34 @@ def table(pages: list[Shown]) -> Table:
 
 
 def pictures(browser: Any, folder: Path) -> None:
-    """Draw two sections of the report of gpt-scan, as it was compiled, in light and dark."""
+    """Draw sections of the report of gpt-scan, as it was compiled, and of what a budget changes, in light and dark."""
     program = load("gpt-scan")
+    function = partial(aot.function, program.loss, has_aux=program.has_aux)
     with tempfile.TemporaryDirectory() as work:
-        report = aot.function(program.loss, has_aux=program.has_aux).explain(*program.arguments)
-        path = report.save(Path(work) / "report.html")
-        for theme in ("light", "dark"):
+        report = function().explain(*program.arguments)
+        least = next(row.budget for row in reversed(report.less) if row.budget)
+        smaller = function(budget=least).explain(*program.arguments).diff(report)
+        shown = {"report": (report, ("memory", "graph", "less", "pareto")), "diff": (smaller, ("memory",))}
+        for page, theme in itertools.product(shown, ("light", "dark")):
+            told, names = shown[page]
+            path = told.save(Path(work) / f"{page}.html")
             tab = browser.new_page(
                 viewport={"width": 1000, "height": 1500}, color_scheme=theme, reduced_motion="reduce"
             )
             tab.goto(path.as_uri())
             tab.wait_for_selector("html[data-ready]")
-            for name in ("memory", "graph"):
-                tab.locator(f"#{name}").screenshot(path=folder / f"report-{name}-{theme}.png")
+            for name in names:
+                tab.set_viewport_size({"width": 1400 if name == "less" else 1000, "height": 1500})  # a wide table
+                _draw(tab.locator(f"#{name}"), folder / f"{page}-{name}-{theme}.png")
             tab.close()
+
+
+def _draw(section: Any, path: Path) -> None:
+    """Write a section as a picture of few colours, a third as large."""
+    with Image.open(io.BytesIO(section.screenshot())) as drawn:
+        drawn.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
 
 
 def programs() -> Iterator[tuple[str, Program]]:
@@ -119,7 +137,7 @@ def main() -> None:
     """Measure the pages, and print the table and the promise."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--opened", type=int, default=5, help="how often each page is opened (%(default)s)")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the README's pictures there instead")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the pages' pictures there instead")
     options = parser.parse_args()
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:

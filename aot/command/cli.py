@@ -42,6 +42,15 @@ from jointcut.partition.search.best import STRATEGIES
 
 #: Exit codes: the user answered no, or a function does not fit; an argument cannot be used; a fault of jointcut.
 NO, REFUSED, FAULT = 1, 2, 3
+
+
+class _Arguments(click.types.StringParamType):
+    def get_missing_message(self, *_: Any, **__: Any) -> str:
+        """Say what the option is for."""
+        return "Name the arguments, or a function that returns them: --example train:batch"
+
+
+_EXAMPLE = click.option("--example", type=_Arguments(), required=True, metavar="MODULE:NAME", help=usage.EXAMPLE)
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help=usage.JSON)
 _EVERYTHING = click.option("--all", "everything", is_flag=True, help=usage.ALL)
 _OF_CLICK = (click.ClickException, click.exceptions.Exit, click.Abort)
@@ -159,7 +168,7 @@ def _of_a_function(command: Callable[..., None]) -> Callable[..., None]:
     """Add the arguments and options of commands on a user's function."""
     options = [
         click.argument("function"),
-        click.option("--example", required=True, metavar="MODULE:NAME", help=usage.EXAMPLE),
+        _EXAMPLE,
         click.option("--argnums", metavar="N[,N...]", callback=_argnums, help=usage.ARGNUMS),
         click.option("--size", "sizes", metavar="NAME=N", multiple=True, callback=_sizes, help=usage.SIZE),
         click.option("--budget", metavar="BUDGET", callback=_budget, help=usage.BUDGET),
@@ -213,7 +222,7 @@ def explain(
 
 @main.command(help=usage.DOCTOR)
 @click.argument("function")
-@click.option("--example", required=True, metavar="MODULE:NAME", help=usage.EXAMPLE)
+@_EXAMPLE
 @click.option("--size", "sizes", metavar="NAME=N", multiple=True, callback=_sizes, help=usage.SIZE)
 @click.option("--memory", metavar="BYTES", help=usage.MEMORY)
 @click.option("--target", metavar="TARGET", help=usage.DOCTOR_TARGET)

@@ -32,6 +32,7 @@ class Matrix:
         root: the project's folder.
         folder: where pytest was called.
         arguments: what pytest was called with.
+        variables: the variables of the environment that it was called in.
         is_check: whether each version is compared with its own records, and nothing is recorded.
     """
 
@@ -41,6 +42,7 @@ class Matrix:
     root: Path
     folder: Path
     arguments: tuple[str, ...]
+    variables: Mapping[str, str]
     is_check: bool
 
 
@@ -73,7 +75,7 @@ def _tests(environment: Environment, matrix: Matrix, file: Path) -> int:
     """Run the tests in an environment; returns the exit code of pytest."""
     asked = ["-o", f"peak_file={file}"] if matrix.is_check else ["--peak-record", "-o", f"peak_file={file}"]
     line = [environment.python, "-m", "pytest", *matrix.arguments, *asked, f"{OPTION}="]
-    return subprocess.run(line, cwd=matrix.folder, check=False).returncode
+    return subprocess.run(line, cwd=matrix.folder, env=matrix.variables, check=False).returncode
 
 
 def _say(text: str) -> None:

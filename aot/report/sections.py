@@ -233,7 +233,7 @@ def _work(row: LessRow) -> str:
     lines = [r for r in row.lines if r.seconds]
     texts = [f"{human_seconds(r.seconds)} at {file_and_line(r.line)}: {_few(r.ops)}" for r in lines[:_MOST_LINES]]
     if rest := lines[_MOST_LINES:]:
-        texts.append(f"{human_seconds(sum(r.seconds for r in rest))} at {len(rest)} more lines")
+        texts.append(f"{human_seconds(sum(r.seconds for r in rest))} at {counted(len(rest), 'more line')}")
     if texts := [*texts, *in_segments(row.segments)]:
         return "; ".join(texts)
     return "what is fused into its readers" if row.again else "nothing"

@@ -449,7 +449,8 @@ def test_a_reader_that_goes_away_is_no_fault(monkeypatch, artefact):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["explain", "spoken:loss"], "Missing option '--example'."),
+        (["explain", "spoken:loss"], "Missing option '--example'. Name the arguments, or a function that returns them: "
+         "--example train:batch"),
         (["explain", "spoken:loss", "--example", "args", "--argnums", "first"], "Invalid value for '--argnums': "
          "'first' is no position, nor several joined by commas."),
         (["explain", "spoken:loss", "--example", "args", "--size", "b"], "Invalid value for '--size': 'b' is no "

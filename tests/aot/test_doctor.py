@@ -288,6 +288,15 @@ def test_where_weighing_compiles_a_program_is_compiled_once(monkeypatch):
     assert (told(found), len(subjects)) == (ONE_ARRAY, 1)
 
 
+def test_a_loss_without_its_gradient_is_told_to_be_one():
+    hint = "It returns one number. If it is a loss, its gradient takes more: ask about jax.value_and_grad of it."
+    x = struct(2048, 64)
+    assert str(aot.doctor("1GB").check(loss, NARROW, x)).splitlines()[1:] == [hint]
+    assert str(aot.doctor("500kB").check(loss, NARROW, x)).splitlines()[-2:] == ["The doctor knows no cause.", hint]
+    for function in (jax.value_and_grad(loss), aot.function(loss), lambda ws, x: (loss(ws, x),) * 2):
+        assert hint not in str(aot.doctor("1GB").check(function, NARROW, x))
+
+
 def test_a_program_that_xla_finds_no_room_for_is_told_by_its_temporaries(monkeypatch):
     def out_of_room(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory: HLO temporaries (2.0G)")

@@ -39,6 +39,11 @@ def loss(ws, x):
 def test_step(peak):
     peak(jax.jit(jax.grad(loss)), [jnp.ones((32, 32))] * int(os.environ.get("LAYERS", 3)), jnp.ones((256, 32)))
 """
+CONFTEST = """
+import os
+assert os.environ["FOR_JAX"] == "any"  # a process of another JAX starts as this one did
+os.environ["FOR_JAX"] = "this one alone"
+"""
 
 
 def python_at(path, *lines):
@@ -75,7 +80,7 @@ def run(pytester, monkeypatch):
 # ----------------------------------------------------------------------------------------- what is recorded and told
 
 
-def test_steps_of_all_versions_are_recorded_and_what_grew_is_told_by_line(run, pytester):
+def test_steps_of_all_versions_are_recorded_and_what_grew_is_told_by_line(run, pytester, monkeypatch):
     two = python_at(pytester.path / "later/bin/python", later(pytester.path), "export LAYERS=4")
     result = run(f"{sys.executable} later/bin/python")
     assert result.ret == GOOD
@@ -95,6 +100,8 @@ def test_steps_of_all_versions_are_recorded_and_what_grew_is_told_by_line(run, p
 
     before = (pytester.path / "peaks.json").read_text()
     assert run(f"{sys.executable} later/bin/python", "--peak-check").ret == GOOD  # each against its own
+    monkeypatch.setenv("FOR_JAX", "any")
+    pytester.makeconftest(CONFTEST)
     against = run("later/bin/python", "--peak-check", f"--peak-against={JAX}")
     assert against.ret == FAILED
     assert (pytester.path / "peaks.json").read_text() == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any
@@ -43,6 +43,7 @@ class Diagnosis:
         lives: the temporaries alive at each instruction; None where the device does not say.
         has_failed: whether it ran out of memory.
         causes: why it takes so much, each with its cure; empty where it fits.
+        is_value: whether `check` was asked about a function that returns one number, as a loss without its gradient.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Diagnosis:
     lives: Lifetimes | None = None
     has_failed: bool = False
     causes: tuple[Cause, ...] = ()
+    is_value: bool = False
 
     @property
     def fits(self) -> bool:
@@ -62,13 +64,17 @@ class Diagnosis:
         account, size = self.account, human_bytes(self.memory_bytes)
         takes = f"it takes {human_bytes(account.peak_bytes)} of {size}, by XLA's account."
         if self.fits and not self.has_failed:
-            return f"{self.name} fits: {takes}"
+            return "\n".join([f"{self.name} fits: {takes}", *self._of_value()])
         parts = f"arguments {human_bytes(account.argument_bytes)}, results {human_bytes(account.output_bytes)}"
         parts += f" ({human_bytes(account.alias_bytes)} in the memory of arguments)" * bool(account.alias_bytes)
         lines = [f"{self.name} {'ran out of memory' if self.fits else 'does not fit'}: {takes}"]
         lines += [f"  {parts}, temporaries {human_bytes(account.temp_bytes)}", *_at_peak(self.lives)]
         told = [line for cause in self.causes for line in cause.told(self.memory_bytes)]
-        return "\n".join([*lines, *(told or ["The doctor knows no cause."])])
+        return "\n".join([*lines, *(told or ["The doctor knows no cause."]), *self._of_value()])
+
+    def _of_value(self) -> Iterator[str]:
+        if self.is_value:
+            yield "It returns one number. If it is a loss, its gradient takes more: ask about jax.value_and_grad of it."
 
 
 def _at_peak(lives: Lifetimes | None) -> list[str]:
@@ -106,7 +112,8 @@ class Doctor:
             cure = "Give a function and its arguments: doctor.check(step, params, batch)."
             raise CallError(message("check(...)", what, cure))
         subject = _subject(function, args, kwargs, self._goal)
-        return _diagnosed(subject, self._memory_bytes, False)
+        found = _diagnosed(subject, self._memory_bytes, False)
+        return replace(found, is_value=not subject.is_gradient and subject.returns_a_number)
 
     def __enter__(self) -> Doctor:
         """Watch what is compiled from here on."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jointcut.aot.call.doctor.scheduled import scheduled
@@ -72,6 +73,12 @@ class Subject:
     def account(self) -> ProgramMemory:
         """XLA's account of the program."""
         return weigh(self.traced.lower()) if can_weigh(self.goal) else self._compiled[1]
+
+    @property
+    def returns_a_number(self) -> bool:
+        """Whether the result is one real number."""
+        results = jax.tree.leaves(self.traced.out_info)
+        return len(results) == 1 and results[0].shape == () and jnp.issubdtype(results[0].dtype, jnp.floating)
 
     @property
     def program(self) -> Any | None:

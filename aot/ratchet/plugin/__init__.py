@@ -10,6 +10,7 @@ that the run ends with 1; so does a mark that cannot be read.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 _SESSION, _BOUND, _WRONG = pytest.StashKey[Any](), pytest.StashKey[Any](), pytest.StashKey[str]()
-_TOLD = pytest.StashKey[list[str]]()
+_TOLD, _STARTED = pytest.StashKey[list[str]](), pytest.StashKey[dict[str, str]]()
 _OUTPUT = "jointcut_peaks"  # what a worker of pytest-xdist hands to the process that started it
 
 
@@ -38,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("peak_requires", text, type="linelist", default=[])
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Keep the variables as they are before any `conftest.py`: what one sets for this JAX is not for another."""
+    early_config.stash[_STARTED] = dict(os.environ)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark, and refuse options that exclude each other."""
     config.addinivalue_line("markers", "peak(bytes): the steps that a test weighs take at most these, as in '66 MB'.")
@@ -53,7 +60,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     _refuse_both(config)
     of, call = importlib.import_module("jointcut.aot.ratchet.versions"), config.invocation_params
     requires, arguments, is_check = config.getini("peak_requires"), tuple(map(str, call.args)), _mode(config) == "check"
-    matrix = of.Matrix(versions, tuple(requires), _file(config), config.rootpath, call.dir, arguments, is_check)
+    places, variables = (_file(config), config.rootpath, call.dir), config.stash[_STARTED]
+    matrix = of.Matrix(versions, tuple(requires), *places, arguments, variables, is_check)
     return _usable(lambda: of.run(matrix))
 
 
