@@ -345,8 +345,8 @@ def refuse_unknown(others: Mapping[str, Any]) -> None:
     for name in others:
         if name in {field.name for field in fields(Options)}:
             what = "is an option of aot.function, and a tape does not have it."
-            cure = "Leave it out, or give it to an aot.function that the function calls."
-            raise TraceError(message(name, what, cure))
+            inner = "" if name == "compiler_options" else ", or give it to an aot.function that the function calls"
+            raise TraceError(message(name, what, f"Leave it out{inner}."))
         known = sorted(name for name in Decorator.__call__.__annotations__ if name not in ("fun", "others", "return"))
         raise TraceError(message("aot.tape", f"has no option {name!r}.", choices(name, known)))
 

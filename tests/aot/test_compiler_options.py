@@ -116,3 +116,10 @@ def test_options_that_are_none_are_refused(given, told):
 def test_an_option_that_xla_does_not_have_is_named():
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option: 'xla_nope'"):
         aot.function(loss, compiler_options={"xla_nope": True}).grad(X)
+
+
+def test_a_tape_does_not_have_the_option():
+    with pytest.raises(TypeError) as caught:
+        aot.tape(loss, compiler_options={"xla_cpu_enable_fast_math": True})
+    what = "compiler_options is an option of aot.function, and a tape does not have it."
+    assert str(caught.value) == f"{what}\nLeave it out."
