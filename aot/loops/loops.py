@@ -67,7 +67,8 @@ def while_loop(
             which is `max_trips` checkpoints; `"sqrt"`, their square root. By default there are as many as fit into
             32 KiB, at least 10 and at most 1024. If the number of trips is known, by a predicate that only compares a
             counter with a known number or by `aot.trips`, as many as fit into 2 MiB, or as many as it takes to run
-            each step again at most once, within 64 MiB. There are never more than trips, known or `max_trips`.
+            each step again at most once, within 64 MiB. There are never more than trips, known or `max_trips`. A large
+            budget of `aot.function` gives more, to a loop of unknown trips 64 or as many as fit into 2 MiB.
 
     >>> def halved(x):
     ...     return while_loop(lambda x: x > 1.0, lambda x: x / 2, x)

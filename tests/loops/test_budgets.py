@@ -60,6 +60,18 @@ def test_by_default_a_loop_takes_no_more_bytes_than_with_ten_checkpoints(size):
     assert taken[0] <= taken[1]
 
 
+def test_expected_trips_set_the_checkpoints_of_eager_calls():
+    def rows():
+        _, back = jax.vjp(lambda x: aot.while_loop(lambda y: jnp.max(y) < 9, lambda y: y + 0.1 * y * y, x).sum(), X)
+        return max(x.shape[0] for x in jax.tree.leaves(back) if getattr(x, "ndim", 0) == 2) - 1
+
+    def expecting(count):
+        with aot.trips(count):
+            return rows()
+
+    assert [rows(), expecting(60), rows(), expecting(5)] == [10, 60, 10, 5]
+
+
 def test_a_budget_inside_a_jit_of_the_user():
     cut = aot.function(loss, budget="400 kB")
     step = jax.jit(jax.grad(lambda x: cut(x, N))).lower(X).compile()

@@ -194,7 +194,7 @@ def test_a_loop_keeps_no_more_carries_than_the_program_shows_it_to_make_trips(ca
 @pytest.mark.parametrize(
     ("trips", "floats", "want"),
     [
-        (None, 2**18, 10), (None, 2**12, 16), (None, 4, 1024),  # few bytes, at least 10
+        (None, 2**18, 10), (None, 2**12, 10), (None, 2**9, 16), (None, 4, 1024),  # few bytes, at least 10
         (8, 2**18, 8), (1000, 2**18, 44), (1000, 2**12, 128), (100, 2**12, 100),  # 2 MiB, or each step again once
         (10**6, 2**20, 16),  # but never more than 64 MiB
     ],
