@@ -12,10 +12,12 @@ import dis
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jointcut.partition.program.jax import abstract
 
@@ -101,7 +103,7 @@ def constants_read(function: Callable[..., Any]) -> dict[str, str]:
         return constants_read(function.func) | {name: repr(x) for name, x in given.items()}
     if not isinstance(function, types.FunctionType):
         attributes = _attributes(_holder(function)).items()
-        return {name: repr(x) for name, x in attributes if not isinstance(_known(x), int)}
+        return {name: repr(x) for name, x in attributes if not isinstance(_known(x), _Itself)}
     read = {name: x for each in (*_called(function), function) for name, x in _variables(each).items()}
     held = {name: x for name, x in read.items() if not isinstance(x, jax.Array | types.ModuleType)}
     bound = inspect.signature(function).parameters.items()
@@ -152,7 +154,7 @@ def globals_named(code: types.CodeType) -> tuple[str, ...]:
 def _object(function: Callable[..., Any]) -> tuple[Any, ...]:
     """Return a key of a method, or of another callable object, with its attributes."""
     holder = _holder(function)
-    return id(holder), id(getattr(function, "__func__", None)), _known(_attributes(holder))
+    return _Itself(holder), _known(getattr(function, "__func__", None)), _known(_attributes(holder))
 
 
 def _holder(function: Callable[..., Any]) -> Any:
@@ -189,9 +191,29 @@ def _known(value: Any) -> Any:
 
     The key of any other value is its identity.
     """
-    if isinstance(value, bool | int | float | str | None):
+    if isinstance(value, bool | int | float | str | np.generic | None):
         return type(value), repr(value)
     if isinstance(value, list | tuple | dict) and len(value) <= _FEW:
         items = value.items() if isinstance(value, dict) else value
         return type(value), tuple(map(_known, items))
-    return id(value)
+    return _Itself(value)
+
+
+class _Itself:
+    """An object, equal to itself alone; where it is gone, another at its address is not taken for it."""
+
+    __slots__ = ("address", "held")
+
+    def __init__(self, value: Any) -> None:
+        self.address = id(value)
+        try:
+            self.held: Callable[[], Any] = weakref.ref(value)
+        except TypeError:  # a list, or a large tuple
+            self.held = lambda: value
+
+    def __hash__(self) -> int:
+        return self.address
+
+    def __eq__(self, other: object) -> bool:
+        mine = self.held()
+        return isinstance(other, _Itself) and mine is not None and mine is other.held()

@@ -104,6 +104,14 @@ def test_a_global_array_is_an_input(monkeypatch):
     assert loss.captures.made == 1
 
 
+def test_an_object_at_the_address_of_one_that_is_gone_is_another():
+    settings = {}
+    loss = taped(lambda ct: ct * float(settings["limit"]))
+    for i in range(1, 20):
+        settings["limit"] = jnp.float32(i)  # the one before is freed, and its address used again
+        np.testing.assert_allclose(loss.grad(W), i * jnp.cos(W) * 2 * jnp.sin(W), rtol=1e-6)
+
+
 def test_a_long_list_counts_as_one_object():
     numbers = [1.0] * 1000
     loss = taped(lambda ct: ct * numbers[0])
