@@ -60,7 +60,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     _refuse_both(config)
     of, call = importlib.import_module("jointcut.aot.ratchet.versions"), config.invocation_params
     requires, arguments, is_check = config.getini("peak_requires"), tuple(map(str, call.args)), _mode(config) == "check"
-    places, variables = (_file(config), config.rootpath, call.dir), config.stash[_STARTED]
+    places, variables = (_file(config), config.rootpath, call.dir), config.stash.get(_STARTED, dict(os.environ))
     matrix = of.Matrix(versions, tuple(requires), *places, arguments, variables, is_check)
     return _usable(lambda: of.run(matrix))
 
