@@ -142,8 +142,8 @@ class Found(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The most that anyone could save of one jit's temporaries."""
-        return self.one - self.largest
+        """The most that anyone could save of one jit's temporaries: gradients that wait beside the largest."""
+        return max(min(self.one, self.held) - self.largest, 0)
 
     def saved(self, ours: int) -> float:
         """The part of the gradients' bytes by which temporaries are fewer than one jit's."""
@@ -183,7 +183,7 @@ def found(network: Network, optimiser: Optimiser, width: int) -> Found:
         one=temporaries(one),
         tape=temporaries(ours),
         cut=cut.compile().activation_bytes,
-        held=held_in(one, max(sizes) // 2),
+        held=held_in(one, min(size for size in sizes if size >= max(sizes) // 16) // 2),  # biases are smaller
         told=chosen.peak_bytes,
     )
 

@@ -298,7 +298,7 @@ def released(quick: bool) -> Iterator[Row]:
                     f"{name}, {by}: two programs",
                     f"{apart / 2**20:.1f} MiB",
                     f"{(apart - row.tape) / row.gradients:+.2f} of the gradients less",
-                    apart - row.tape >= MARK * row.gradients or row.one - row.tape >= row.most / 2,
+                    apart - row.tape >= MARK * (row.gradients - row.largest) or row.one - row.tape >= row.most / 2,
                 )
 
 

@@ -14,9 +14,10 @@ Give numbers.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ from jointcut.partition.program.primitives import JITS
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sizes import is_symbolic
 from jointcut.wrappers.boundary import users_frame
+
+#: On each thread, whether a function around the calls is traced for symbolic sizes, and cut with them.
+_CUT_AROUND = threading.local()
 
 #: Calls that are not inlined, in the user's words.
 _CLOSED = {
@@ -84,6 +88,8 @@ class Uncut:
 
     def symbolic(self) -> None:
         """Warn of arguments with symbolic sizes, for which no plan can be made."""
+        if getattr(_CUT_AROUND, "is_on", False):
+            return
         self(
             "has sizes that are names, and a plan needs numbers.",
             "Export it with aot.function(...).export(path, ..., sizes={...}), which plans for the sizes that you give.",
@@ -96,6 +102,16 @@ class Uncut:
                 f"keeps for the backward what {_CLOSED[name]} at {place} keeps inside.",
                 f"Put aot.function inside: around the function that {_CLOSED[name]} is given.",
             )
+
+
+@contextmanager
+def cut_around() -> Iterator[None]:
+    """Warn of no symbolic sizes: the function around the calls is cut with them."""
+    _CUT_AROUND.is_on = True
+    try:
+        yield
+    finally:
+        _CUT_AROUND.is_on = False
 
 
 def warn(warning: UserWarning) -> None:

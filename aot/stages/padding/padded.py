@@ -18,6 +18,7 @@ from jointcut.aot.trace.joint import Joint, joined
 from jointcut.partition.program.bodies import SCAN
 from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.jax.jaxprs import Equation, Literal, Var
+from jointcut.partition.program.jax.own_primitives import CallRules
 from jointcut.partition.program.primitives import CALLS, COND, ELEMENTWISE, REGION, SERIES, WHILE
 from jointcut.partition.program.roles import Role
 from jointcut.partition.program.sizes import AS_VALUE, grows, holds_sizes, is_symbolic, with_numbers
@@ -102,8 +103,9 @@ def _results(op: PaddedOp, values: Sequence[Any]) -> list[Any]:
     if name == AS_VALUE:
         size = op.extents.of(eqn.params["dim"])
         return [abstract.typed(jnp.asarray(size), op.eqn.outvars[0].aval)]
-    if name in _WITH_BODIES:
-        return _WITH_BODIES[name](op, values)
+    is_ours = isinstance(eqn.params.get("rules"), CallRules)  # such as a loop with checkpoints, or its way back
+    if is_ours or name in _WITH_BODIES:
+        return _WITH_BODIES.get(name, _called)(op, values)
     if not any(map(is_symbolic, shapes)) and not holds_sizes(tuple(eqn.params.values())):
         return op.plain(values)
     if name in _RULES:

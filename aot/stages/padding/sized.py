@@ -13,6 +13,7 @@ from jointcut.aot.options.options import Options, name_of
 from jointcut.aot.run.bound import KEPT_SIGNATURES
 from jointcut.aot.run.flat import handed_back, jitted, no_backward, of_function
 from jointcut.aot.run.runner import Programs, Runner
+from jointcut.aot.run.uncut import cut_around
 from jointcut.aot.stages import tracing
 from jointcut.aot.stages.padding.named import NamedSizes, SizeNames, is_plain
 from jointcut.aot.stages.padding.padded import padded_joint
@@ -187,7 +188,8 @@ class Sized:
         options = self._options
         if kind == "call":
             options, positions = replace(options, has_aux=False, sparse_gradients=(), filter=None), ()
-        traced = tracing.trace(self._function, options, bound, positions)
+        with cut_around():
+            traced = tracing.trace(self._function, options, bound, positions)
         if any(map(jaxprs.touches_references, jaxprs.opened(traced.joint)[0].eqns)):
             what = "reads or writes a jax.Ref, which holds an array of the true size."
             raise TraceError(message(traced.name, what, "Leave sizes out."))
