@@ -36,7 +36,7 @@ def argument(x: Any) -> Any | None:
         if getattr(inside.debug_info, "traced_for", "") != "jit":
             return None
         given, frame = _arguments_of(len(inside.invars), frame)
-        if given is None or jax.typeof(given[place]).shape != x.aval.shape:
+        if given is None or jax.typeof(given[place]).shape != x.shape:
             return None
         x = _primal(given[place])
     return None if isinstance(x, _core.Tracer) else x
