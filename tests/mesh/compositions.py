@@ -136,6 +136,32 @@ def updates_of_parameters_and_state_in_parts():
     assert all(jax.tree.leaves(alike)), alike
 
 
+def one_shard_map_in_another():
+    """With `check_vma` JAX cannot lower the gradient of such a program."""
+
+    def laid(around, within):
+        def inner(w, x):
+            return lax.psum(jnp.sum(jnp.sin(jnp.tanh(x @ w["up"]) @ w["down"])), "m")
+
+        def outer(w, x):
+            on = jax.sharding.get_abstract_mesh()
+            parts = (dict.fromkeys(W, P()), P("m"))
+            summed = jax.shard_map(
+                within(inner), mesh=on, in_specs=parts, out_specs=P(), axis_names={"m"}, check_vma=False
+            )
+            return lax.pmean(summed(w, x), "d")
+
+        parts = (dict.fromkeys(W, P()), P("d"))
+        return around(jax.shard_map(outer, mesh=GRID, in_specs=parts, out_specs=P(), axis_names={"d"}, check_vma=False))
+
+    def alone(function):
+        return function
+
+    want = jax.jit(jax.grad(laid(alone, alone)))(W, X)
+    for ways in ((aot.function, alone), (alone, aot.function)):
+        assert relative_error(jax.jit(jax.grad(laid(*ways)))(W, X), want) < 1e-5
+
+
 CLAIMS = [
     ring_attention_by_ppermute,
     experts_by_all_to_all,
@@ -144,6 +170,7 @@ CLAIMS = [
     second_derivatives,
     gradients_of_several_batches_are_added_up_once,
     updates_of_parameters_and_state_in_parts,
+    one_shard_map_in_another,
 ]
 
 
