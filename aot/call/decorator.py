@@ -87,7 +87,8 @@ def function(
             least found. An int or a text with a unit (`"1.5GiB"`) is peak bytes of the whole step on one device,
             `"device"` the free bytes of the device. The fastest plan within the budget, by XLA's figures, is used. In
             `jax.grad` of `jax.vmap` it is for the whole batch, in `jax.vmap` of `jax.grad` for one example.
-        devices: how many devices share the batch in a `jax.jit` of yours; the bytes of a budget are then for each one.
+        devices: how many devices share the batch in a `jax.jit` of yours, where it is not known how its arrays lie; the
+            bytes of a budget are then for each one. By default those of the target.
         target: the device that the step is planned for, such as `"h100"`, which need not be here; see `aot.target`.
         cost: a `CostModel` of the seconds that each op takes; the default is a roofline of the device's measured rates.
         plan: a plan made before for the same program, or its text, instead of a strategy.

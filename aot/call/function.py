@@ -319,6 +319,8 @@ class Function:
             traced = tracing.trace(self._function, self._options, bound, positions)
             if choosing.is_measured(self._options) and runtime.tracing():
                 self._unmeasured()
+            if runtime.tracing():
+                self._inside.warn_unshared(traced.program)
             cut = traced.partition()
             self._uncut.closed(cut.split.graph, cut.plan)
             return cut

@@ -12,22 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jointcut.aot.options.limits import limit
 from jointcut.aot.options.options import Options, is_measured
 from jointcut.aot.planning.request import Request
 from jointcut.aot.planning.together import answered
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.again import differentiated_again
 from jointcut.aot.run.bound import Signature
-from jointcut.aot.run.unchecked import Unmeasured
+from jointcut.aot.run.unchecked import Unmeasured, Unshared
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
 from jointcut.aot.stages.tracing import tree_wrapper
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, for_one_example
 from jointcut.aot.trace.formulas.rewrite import with_formulas
-from jointcut.aot.trace.joint import joint, rewritten
+from jointcut.aot.trace.joint import Joint, joint, rewritten
 from jointcut.aot.trace.primal import Primal, primal
 from jointcut.aot.trace.signature import described_inside
 from jointcut.partition.program.jax import abstract, jaxprs, processes, runtime
+from jointcut.partition.program.jax.meshes import spec_of
 from jointcut.partition.tiles.layouts import Layout
 from jointcut.wrappers.arguments.tree import Bound
 from jointcut.wrappers.built_in import refs
@@ -48,7 +50,7 @@ class CallsInside:
         """Keep the function; `uncut` warns once where no cut is applied, `unmeasured` where no error is measured."""
         self._function, self._options, self._name = function, options, name
         self._numbered = f"{name}#{next(_numbers)}"
-        self._uncut, self._unmeasured = uncut, unmeasured
+        self._uncut, self._unmeasured, self._unshared = uncut, unmeasured, Unshared(name)
 
     def __call__(self, signature: Signature, bound: Bound) -> Any:
         """The function's result for the arguments of one call; traced once for a signature."""
@@ -60,7 +62,8 @@ class CallsInside:
             ):
                 wrapper = tree_wrapper(self._function, bound, bound.input_info(), self._options)
                 source = primal(wrapper.flat(self._function), bound.leaves, False)
-            return source, self._flat(source, bound.abstract())
+            lying = [*map(spec_of, (*source.consts, *bound.leaves))]
+            return source, self._flat(source, bound.abstract(), lying)
 
         source, call = signature.made.of(
             "inside", make, keeps=lambda pair: not any(map(runtime.is_tracer, pair[0].consts))
@@ -70,8 +73,11 @@ class CallsInside:
             outputs = call(*source.consts, *bound.leaves)
         return source.results.given_back(outputs, bound)[0]
 
-    def _flat(self, source: Primal, bound: Bound) -> Callable[..., list[Any]]:
-        """Return a flat function whose derivative is the halves, and in forward mode the derivative of its formulas."""
+    def _flat(self, source: Primal, bound: Bound, lying: list[Any]) -> Callable[..., list[Any]]:
+        """Return a flat function whose derivative is the halves, and in forward mode the derivative of its formulas.
+
+        `lying` tells of each input how it lies on a mesh (`spec_of`).
+        """
         closed = with_formulas(source.closed, self._options.conventions)
         if has_symbolic_sizes(bound.leaves):
             self._uncut.symbolic()
@@ -79,7 +85,7 @@ class CallsInside:
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         again = JITTED if source.has_references else differentiated_again(self._options.conventions, self._name)
         twice = self._uncut.twice if again is JITTED else lambda: None
-        how = functools.partial(self._cut, paths), twice, again, self._numbered
+        how = functools.partial(self._cut, paths, lying), twice, again, self._numbered
         if not source.has_references:
             return differentiable(closed, *how)
         wrapper = refs.RefsWrapper(closed)
@@ -97,7 +103,7 @@ class CallsInside:
 
         return call
 
-    def _cut(self, paths: Sequence[str], closed: Any, mask: tuple[bool, ...]) -> Any:
+    def _cut(self, paths: Sequence[str], lying: list[Any], closed: Any, mask: tuple[bool, ...]) -> Any:
         """Return the joint graph, its halves and constants, for the inputs that JAX differentiates."""
         structs = abstract.input_structs(closed)
         more = len(mask) - len(paths)  # constants of `jax.vmap`
@@ -109,8 +115,16 @@ class CallsInside:
                 flat = functools.partial(runtime.evaluate, closed)
                 program = joint(flat, structs, False, mask, paths, conventions=self._options.conventions)
                 program = rewritten(program, self._options.rewrites, described_inside)
-                layout = Layout.among([*program.consts, *(v.aval for v in jaxprs.opened(closed)[0].invars)])
-                program = replace(program, layout=layout)
+                found = [spec_of(v.aval) for v in jaxprs.opened(closed)[0].invars]
+                known = lying if [at and at[0] for at in lying] == [at and at[0] for at in found] else found
+                program = replace(program, layout=Layout.of([*map(spec_of, program.consts), *known]))
+            self.warn_unshared(program)
             split = answered(Request(self._name, program, self._options)).split
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts
+
+    def warn_unshared(self, program: Joint) -> None:
+        """Warn if the bytes of a budget are those of all devices, since it is not known how values lie."""
+        is_bytes = self._options.budget is not None and limit(self._options.budget).peak_bytes is not None
+        if is_bytes and self._options.sharing is None and program.layout is not None and not program.layout.is_known:
+            self._unshared()

@@ -73,7 +73,8 @@ class Options(Record):
         budget: the memory that a step may take: a fraction of plain JAX's activations (a float from 0.0 to 1.0; where
             plain JAX has no gradient, through a `lax.while_loop`, a fraction of the activations with all saved), peak
             bytes of the whole step (an int, or a text such as `"1.5GiB"`), or `"device"`.
-        devices: how many devices share the batch where a step is part of a program of the user's.
+        devices: how many devices share the batch where a step is part of a program of the user's, and it is not known
+            how its arrays lie; by default those of the target.
         cost: the model of the seconds that each op takes. The default for budgets is a roofline of the device's
             measured rates. They are stored for the machine, so that a budget always leads to the same plan
             (`aot.rates` says where, and how to set them). The strategy `"best"` uses fixed rates.
@@ -139,6 +140,11 @@ class Options(Record):
     def goal(self) -> Target | None:
         """The target of the options, or else of the current `with` statement; None for JAX's default device."""
         return current() if self.target is None else target(self.target)
+
+    @property
+    def sharing(self) -> int | None:
+        """How many devices share the batch in a program of the user's: as given, or those of the target."""
+        return self.devices or (self.goal.count if self.goal is not None and self.goal.count > 1 else None)
 
     @property
     def chosen(self) -> tuple[int, ...]:

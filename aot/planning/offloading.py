@@ -104,11 +104,9 @@ def _rates(goal: Target | None, backend: Backend) -> CostModel | None:
 def on_devices(problem: Problem, goal: Target | None, program: Joint) -> Problem:
     """Return the problem with the memory of one device, and a remark where there are several devices.
 
-    Inside a trace of JAX's the devices are not known.
+    Inside a trace of JAX's the device is not known.
     """
-    if tracing():
-        return problem
-    if (memory_bytes := memory_for(goal)) is not None:
+    if not tracing() and (memory_bytes := memory_for(goal)) is not None:
         problem = replace(problem, room_bytes=max(0, memory_bytes - program.fixed_bytes))
     if (count := problem.graph.devices) == 1:
         return problem

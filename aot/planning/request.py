@@ -103,7 +103,7 @@ class Request:
     def problem(self) -> Problem:
         """The planning problem of the program for its target, under the options' policy."""
         problem = problem_for(self.graph, self.options, self.differentiated, self.forms)
-        return problem if self.trace is None else on_devices(problem, self.options.goal, self.program)
+        return on_devices(problem, self.options.goal, self.program)
 
     @cached_property
     def planner(self) -> Planner:

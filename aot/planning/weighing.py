@@ -140,7 +140,7 @@ class Weighing:
             first = len(flat) - count
             return step(flat[:first], seeds(flat[first:]))
 
-        return lowered(whole, closed)
+        return lowered(whole, closed, self.program.layout)
 
     def measure(self, plan: Plan) -> Weighed[Answer]:
         """Compile a plan, to run it. If XLA finds no room for it on a target that is not here, only weigh it."""

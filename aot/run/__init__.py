@@ -17,7 +17,7 @@ Files, in reading order:
     flat: Make the flat programs of a function: inside a trace, jitted, or compiled ahead of time.
     spilled: Run programs that keep residuals in files.
     runnable: Run a traced call that was cut, in every way: inside a trace, jitted, or compiled ahead of time.
-    meshed: Measure a program inside `jax.shard_map`, compiled for all devices of the mesh.
+    meshed: Measure a part of a program of the user's, compiled for all devices of its mesh.
     uncut: Warn, once per function, that plain JAX runs instead of a cut.
     unchecked: Warn, once per function, that an option has no effect on a call: it is not checked, measured or kept.
 """

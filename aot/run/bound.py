@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jointcut.partition.program.jax import runtime
+from jointcut.partition.program.jax.meshes import sharding_given
 from jointcut.wrappers.arguments.given_up import is_given_up
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind, duplicates
 from jointcut.wrappers.table import Table
@@ -127,7 +128,8 @@ class Binder:
             if known is not None and not duplicates(leaves):
                 return known, _with_leaves(known.bound, leaves)
         bound = bind(args, kwargs, self.statics)
-        signature = self.signatures.of((bound.signature(), runtime.trace_context()), lambda: Signature(bound))
+        lying = tuple(map(sharding_given, bound.leaves)) if runtime.tracing() else ()
+        signature = self.signatures.of((bound.signature(), runtime.trace_context(), lying), lambda: Signature(bound))
         if key is not None and bound.is_plain:
             self._plain.of(key, lambda: signature)
         return signature, bound

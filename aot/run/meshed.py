@@ -1,4 +1,4 @@
-"""Measure a program inside `jax.shard_map`, compiled for all devices of the mesh."""
+"""Measure a part of a program of the user's, compiled for all devices of its mesh."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.program.jax import abstract, jaxprs, meshes, runtime
+from jointcut.partition.tiles.layouts import Layout
 
 
-def lowered(function: Callable[..., Any], closed: Any) -> jax.stages.Lowered:
+def lowered(function: Callable[..., Any], closed: Any, layout: Layout | None = None) -> jax.stages.Lowered:
     """Lower a flat function in the current context, with the types of a jaxpr, to read XLA's figures of one device.
 
-    Raises `BudgetError` inside a `jax.shard_map` over more devices than there are.
+    Where `layout` tells how the inputs lie on automatic axes, they lie so. Raises `BudgetError` for a mesh of more
+    devices than there are.
     """
     mesh = meshes.manual_mesh()
     if mesh is None:
-        structs = abstract.input_structs(closed)
+        structs = _laid(abstract.input_structs(closed), layout)
         is_set = not jax.sharding.get_abstract_mesh().empty  # it knows its devices
         return jax.jit(function).lower(*(structs if is_set else map(on_devices, structs)))
     checks = meshes.checks_varying()
@@ -37,8 +39,18 @@ def on_devices(struct: Any) -> Any:
     return struct.update(sharding=NamedSharding(_devices(mesh), struct.sharding.spec))
 
 
+def _laid(structs: list[Any], layout: Layout | None) -> list[Any]:
+    """Return types with the shardings that a layout on automatic axes tells."""
+    if layout is None or not layout.is_known or set(layout.mesh.axis_types) != {AxisType.Auto}:
+        return structs
+    mesh = layout.mesh if isinstance(layout.mesh, jax.sharding.Mesh) else _devices(layout.mesh)
+    specs = [PartitionSpec(*(axes or None for axes in layout.spec(n))) for n in range(len(structs))]
+    placed = zip(structs, specs, range(len(structs)), strict=True)
+    return [s.update(sharding=NamedSharding(mesh, spec)) if n < len(layout.specs) else s for s, spec, n in placed]
+
+
 def _devices(mesh: Any) -> jax.sharding.Mesh:
-    """Return a mesh of the available devices, in the form of the current `jax.shard_map`'s mesh."""
+    """Return a mesh of the available devices, in the form of a mesh of the user's."""
     devices = jax.devices()
     if len(devices) < mesh.size:
         what = f"is to be measured on a mesh of {mesh.size} devices, but there are {len(devices)}."

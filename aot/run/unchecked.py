@@ -55,6 +55,19 @@ class UncachedUpdate(Uncached):
     cure = "Update after value_and_grad, or let JAX keep it: jax.config.update('jax_compilation_cache_dir', folder)."
 
 
+class Unshared(WarnedOnce):
+    """A budget is one for all devices of a mesh together."""
+
+    what = (
+        "has a budget, and is given what your jax.jit computes on automatic axes: it is not known how that lies, so "
+        "the budget is for the bytes of all devices together."
+    )
+    cure = (
+        "Give the arguments of the jax.jit themselves, or say how many devices share the batch: "
+        "aot.function(..., devices=8)."
+    )
+
+
 class Unmeasured(WarnedOnce):
     """The error of a function's gradient is not measured."""
 

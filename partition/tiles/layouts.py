@@ -38,7 +38,11 @@ class Layout:
     @classmethod
     def among(cls, inputs: Sequence[Any]) -> Layout | None:
         """How inputs lie; None where none has parts on a mesh of several devices, as far as is known."""
-        found = [*map(spec_of, inputs)]
+        return cls.of([*map(spec_of, inputs)])
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[Any, Spec | None] | None]) -> Layout | None:
+        """How inputs lie of which `spec_of` told."""
         mesh = next((one[0] for one in found if one is not None and (one[1] is None or any(one[1]))), None)
         specs = (() if one is None or one[0] != mesh else one[1] for one in found)
         return None if mesh is None else cls(mesh, tuple(specs))

@@ -244,6 +244,32 @@ def the_largest_batch_is_one_that_the_devices_divide():
         assert relative_error(got, jax.value_and_grad(perceptron)(W, np.ones((found.size, 16), "f"))) < 1e-5
 
 
+def one_shard_map_in_another():
+    """With `check_vma` JAX cannot lower the gradient of such a program."""
+
+    def laid(around, within):
+        def inner(w, x):
+            return lax.psum(jnp.sum(jnp.sin(jnp.tanh(x @ w["up"]) @ w["down"])), "m")
+
+        def outer(w, x):
+            on = jax.sharding.get_abstract_mesh()
+            parts = (dict.fromkeys(W, P()), P("m"))
+            summed = jax.shard_map(
+                within(inner), mesh=on, in_specs=parts, out_specs=P(), axis_names={"m"}, check_vma=False
+            )
+            return lax.pmean(summed(w, x), "d")
+
+        parts = (dict.fromkeys(W, P()), P("d"))
+        return around(jax.shard_map(outer, mesh=GRID, in_specs=parts, out_specs=P(), axis_names={"d"}, check_vma=False))
+
+    def alone(function):
+        return function
+
+    want = jax.jit(jax.grad(laid(alone, alone)))(W, X)
+    for ways in ((aot.function, alone), (alone, aot.function)):
+        assert relative_error(jax.jit(jax.grad(laid(*ways)))(W, X), want) < 1e-5
+
+
 CLAIMS = [
     ring_attention_by_ppermute,
     experts_by_all_to_all,
@@ -258,6 +284,7 @@ CLAIMS = [
     parts_wait_on_the_host,
     an_exported_pair_is_loaded_on_another_mesh_of_as_many_devices,
     the_largest_batch_is_one_that_the_devices_divide,
+    one_shard_map_in_another,
 ]
 
 

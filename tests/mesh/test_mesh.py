@@ -6,9 +6,9 @@ import pytest
 
 from claims import claims_of, failures_of
 
-SCRIPT, COMPOSITIONS, EXCHANGED, LAID = (
+SCRIPT, COMPOSITIONS, EXCHANGED, IN_JIT, LAID = (
     Path(__file__).with_name(name)
-    for name in ("on_eight_devices.py", "compositions.py", "exchanged.py", "laid_over_meshes.py")
+    for name in ("on_eight_devices.py", "compositions.py", "exchanged.py", "in_jit.py", "laid_over_meshes.py")
 )
 PARTS = 14
 
@@ -44,6 +44,17 @@ def exchanged():
 @pytest.mark.parametrize("claim", claims_of(EXCHANGED))
 def test_what_a_compiled_step_exchanges(claim, exchanged):
     assert not exchanged[claim], exchanged[claim]
+
+
+@pytest.fixture(scope="module")
+def in_jit():
+    """How each claim on plans and budgets in a `jax.jit` of the user's fails there; empty where it holds."""
+    return failures_of(IN_JIT, 8)
+
+
+@pytest.mark.parametrize("claim", claims_of(IN_JIT))
+def test_in_a_jit_of_the_users_it_is_known_how_arguments_lie(claim, in_jit):
+    assert not in_jit[claim], in_jit[claim]
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -82,7 +82,8 @@ DIFFERENCES = {
         f"mul at {IN_TURN}:{line_of('* scale')} (loss_of.<locals>.loss) is not the same on process 1 as on process 0."
     ),
     "another_shape": (
-        "input 4 is `primal %4:float32[128,32]` (args[1]) on process 1, but `primal %4:float32[64,32]` on process 0."
+        "input 4 is `primal %4:float32[128,32]/8192B` (args[1]) on process 1, "
+        "but `primal %4:float32[64,32]/4096B` on process 0."
     ),
     "another_sharding": (
         f"the sharding of args[1] of <lambda> is `(None, 'data') {ON_BOTH}` on process 1, "

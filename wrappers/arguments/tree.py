@@ -17,6 +17,7 @@ import numpy as np
 
 from jointcut.partition.errors import CallError, TraceError, choices, message
 from jointcut.partition.program.jax.abstract import is_reference
+from jointcut.partition.program.jax.meshes import sharding_given
 from jointcut.partition.program.jax.runtime import is_tracer, tracing
 from jointcut.wrappers.arguments import containers, fixed, objects
 from jointcut.wrappers.arguments.containers import needs_opening, opened
@@ -349,7 +350,10 @@ def is_array_like(leaf: Any) -> bool:
 
 
 def struct(leaf: Any) -> Any:
-    """Return the type that a program is lowered for: shape, dtype, weak type, and the sharding of a placed array."""
+    """Return the type that a program is lowered for: shape, dtype, weak type, and the sharding of a placed array.
+
+    A traced value lies as the argument of the user's `jax.jit` that it is.
+    """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     aval = jax.typeof(leaf)
@@ -357,7 +361,7 @@ def struct(leaf: Any) -> Any:
         return leaf
     placed = not is_tracer(leaf) and isinstance(leaf, jax.Array) and leaf.committed
     weak = bool(getattr(aval, "weak_type", False))
-    sharding = leaf.sharding if placed else None
+    sharding = leaf.sharding if placed else sharding_given(leaf) if is_tracer(leaf) else None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)
 
 

@@ -105,14 +105,14 @@ def settled(wanted: Wanted[_T]) -> Fitted[_T]:
 
     Raises `BudgetError` as `fit` does.
     """
-    shared_by = wanted.budget, wanted.program, wanted.options.devices
+    shared_by = wanted.budget, wanted.program, wanted.options.sharing
     with told(*shared_by):
         return _settled(replace(wanted, budget=shared(*shared_by)))
 
 
 def settled_by_default(wanted: Wanted[_T]) -> Fitted[_T] | None:
     """Return the default plan, known or compiled, if it holds the budget; None where it does not."""
-    shared_by = wanted.budget, wanted.program, wanted.options.devices
+    shared_by = wanted.budget, wanted.program, wanted.options.sharing
     with told(*shared_by):
         wanted = replace(wanted, way=f"{wanted.way}, by default", budget=shared(*shared_by))
         lookup = Lookup.of(wanted)
@@ -243,7 +243,7 @@ class Lookup:
         avals = tuple(str(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))
         bounds = budget.fraction, budget.peak_bytes
         try:
-            types = sketch(roles=roles, avals=avals, placed=_placed(wanted))
+            types = sketch(roles=roles, avals=avals, placed=_placed(wanted), layout=str(program.layout))
             key = sketch(program=program.closed, updates=str(program.roles.updates), types=types), wanted.way
             named = {"model": model if isinstance(model, Roofline) else id(model), **parts}
             place = _place(sketch(budget=bounds, **named), model)

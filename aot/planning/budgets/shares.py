@@ -1,8 +1,9 @@
 """Take the bytes of a budget for each of several devices, where a step is part of a program of the user's.
 
-There the shardings of arguments are not known: the step is weighed for one device, as if it held the whole batch.
-With `devices` each is taken to hold the differentiated arguments and their gradients whole, and a share of the rest.
-Types that carry a sharding, and steps that are called outside, are weighed for each device anyway.
+A function that is given the arguments of a `jax.jit` is weighed as these lie. Where it is given what the step computed,
+this is not known on automatic axes: the step is weighed for one device, as if it held the whole batch. With `devices`,
+or a target of several, each is taken to hold the differentiated arguments and their gradients whole, and a share of the
+rest. Types that carry a sharding, and steps that are called outside, are weighed for each device anyway.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def told(budget: Limit, program: Joint, devices: int | None) -> Iterator[None]:
         count = jax.device_count() if devices is None else devices
         if budget.peak_bytes is not None and count > 1 and _is_whole(program):
             error.add_note(_note(budget, program, devices, count))
-        elif (count := program.graph.devices) > 1 and not runtime.tracing():
+        elif (count := program.graph.devices) > 1:
             error.add_note(f"All of these are bytes of one of {count} devices.")
             for note in _too_large(budget, program):
                 error.add_note(note)
@@ -71,7 +72,7 @@ def _note(budget: Limit, program: Joint, devices: int | None, count: int) -> str
 def _is_whole(program: Joint) -> bool:
     """Whether a step is weighed as if one device held it all, though several may run it."""
     inputs = jaxprs.opened(program.closed)[0].invars
-    is_placed = any(meshes.is_explicit(getattr(v.aval, "sharding", None)) for v in inputs)
+    is_placed = program.laid is not None or any(meshes.is_explicit(getattr(v.aval, "sharding", None)) for v in inputs)
     return runtime.tracing() and meshes.manual_mesh() is None and not is_placed
 
 

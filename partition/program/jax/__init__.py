@@ -7,6 +7,7 @@ trees; 0.12 keeps optimisation barriers on CPU until scheduling.
 Files, in reading order:
 
     jaxprs: Read and write jaxprs and equations, as every version of JAX has them.
+    callers: Find the arguments of the `jax.jit` around a trace, to know how they lie on a mesh.
     meshes: Tell how arrays lie on meshes, and over which axes they vary.
     devices: Run a program on each device of a mesh, for the rows that it has.
     abstract: Read and make the types of values, and arrays of a type.

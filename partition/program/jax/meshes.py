@@ -12,6 +12,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax.extend import core as jex
 
+from jointcut.partition.program.jax.callers import argument
 from jointcut.partition.program.jax.jaxprs import Equation, Var, fresh
 
 #: For each axis of an array, the axes of a mesh that it lies along.
@@ -27,8 +28,9 @@ def is_explicit(sharding: Any) -> bool:
 def spec_of(x: Any) -> tuple[Any, Spec | None] | None:
     """The mesh of several devices that an array or type lies on, and the axes of it along each of its own axes.
 
-    None for the axes where a traced array or an abstract value lies on automatic axes: it does not tell how. None where
-    there is no such mesh, or each device has a program of its own.
+    On automatic axes a traced array lies as the argument of the user's `jax.jit` that it is. None for the axes if it is
+    none, or an abstract value, which does not tell. None where there is no such mesh, or each device has a program
+    of its own.
     """
     is_traced = isinstance(x, _core.Tracer | _core.AbstractValue)
     sharding = getattr(jax.typeof(x) if isinstance(x, _core.Tracer) else x, "sharding", None)
@@ -36,9 +38,20 @@ def spec_of(x: Any) -> tuple[Any, Spec | None] | None:
     kinds = jax.sharding.AxisType
     if mesh is None or spec is None or mesh.empty or mesh.size == 1 or kinds.Manual in mesh.axis_types:
         return None
-    if is_traced and kinds.Auto in mesh.axis_types:
-        return mesh, None
+    if is_traced and kinds.Auto in mesh.axis_types and getattr(x, "shape", ()):
+        given = sharding_given(x)
+        return mesh, None if given is None else _axes(mesh, given.spec, x)
     return mesh, _axes(mesh, spec, x)
+
+
+def sharding_given(x: Any) -> Any | None:
+    """How a traced value on automatic axes lies, if it is an argument of the user's `jax.jit` on the same mesh."""
+    mesh = getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None) if isinstance(x, _core.Tracer) else None
+    if mesh is None or mesh.empty or set(mesh.axis_types) != {jax.sharding.AxisType.Auto}:
+        return None
+    given = getattr(argument(x), "sharding", None)
+    is_here = isinstance(given, jax.sharding.NamedSharding) and given.mesh.abstract_mesh == mesh
+    return given if is_here else None
 
 
 def told_specs(eqn: Equation) -> list[Spec | None]:
