@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from benchmarks import mesh_figures
 from benchmarks.methods import PLAIN
 from benchmarks.report import Result, geometric_mean, result_of
 from benchmarks.target_figures import DEFAULT, Outcome, Row, read_outcomes, time_ratio
@@ -251,6 +252,12 @@ def meshes(program: str) -> str:
 def shards(layers: str) -> str:
     """The temporaries of losses that are one `shard_map`, on eight devices, over plain's."""
     return span(row["ours"] / row["plain"] for row in stored("shards")["rows"] if row["name"].endswith(layers))
+
+
+def laid_over(file: str) -> str:
+    """Models laid over eight devices, as `benchmarks.mesh` stored them."""
+    ways = ("in jit ÷", "called ÷", "collectives of plain JAX", "in jit", "called")
+    return table(("program, layers", "plain JAX", *ways), mesh_figures.cells(file))
 
 
 def libraries(what: str, way: str = "") -> str:

@@ -1,0 +1,65 @@
+"""Lay out what `benchmarks.mesh` stored: temporaries of a device over plain JAX's, and what devices exchange."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+Row = Mapping[str, Any]
+#: For each kind of collective how many there are, and the bytes that they make.
+Moves = Mapping[str, tuple[int, int]]
+
+
+def rows_of(file: str) -> list[Row]:
+    """The rows that were measured on the host, `mesh`, or for a target, such as `mesh-h100x8`."""
+    return json.loads((RESULTS / f"{file}.json").read_text("utf-8"))["rows"]
+
+
+def cells(file: str) -> Iterator[list[str]]:
+    """For each program its plain temporaries, ours in jit and called over these, and the collectives of the three."""
+    for row in rows_of(file):
+        plain, *ours = row["moves"]
+        kinds = ", ".join(f"{number} {kind}" for kind, (number, _) in sorted(plain.items()))
+        shares = (f"{row[way] / row['plain']:.2f}" for way in ("in_jit", "called"))
+        yield [row["name"], f"{row['plain'] / 1e6:,.0f} MB", *shares, kinds, *(exchanged(plain, each) for each in ours)]
+
+
+def exchanged(plain: Moves, ours: Moves) -> str:
+    """The collectives that are not as plain JAX's, with their bytes over its; "equal" where all are.
+
+    >>> exchanged({"all-reduce": (2, 40), "all-gather": (3, 60)}, {"all-reduce": (3, 50), "all-gather": (6, 60)})
+    '6 all-gather, as many bytes; 3 all-reduce, 1.25 of the bytes'
+    """
+    texts = [f"{ours.get(k, (0, 0))[0]} {k}, {_bytes(k, plain, ours)}" for k in _other(plain, ours)]
+    return "; ".join(texts) or "equal"
+
+
+def _other(plain: Moves, ours: Moves) -> list[str]:
+    return [kind for kind in sorted({*plain, *ours}) if tuple(ours.get(kind, (0, 0))) != tuple(plain.get(kind, (0, 0)))]
+
+
+def _bytes(kind: str, plain: Moves, ours: Moves) -> str:
+    sizes = [moves.get(kind, (0, 0))[1] for moves in (plain, ours)]
+    if sizes[0] == sizes[1]:
+        return "as many bytes"
+    return f"{sizes[1] / sizes[0]:.2f} of the bytes" if sizes[0] else "none in plain JAX"
+
+
+def shares(file: str) -> list[float]:
+    """Temporaries over plain JAX's, in jit and called, of each program."""
+    return [row[way] / row["plain"] for row in rows_of(file) for way in ("in_jit", "called")]
+
+
+def error(file: str) -> str:
+    """The largest difference of a gradient, relative to the largest number in it."""
+    return f"{max(row['error'] for row in rows_of(file)):.0e}"
+
+
+def more(file: str) -> str:
+    """In how many rows devices exchange more bytes than plain JAX's in the user's jit, of how many."""
+    rows = rows_of(file)
+    sizes = [[sum(size for _, size in each.values()) for each in row["moves"][:2]] for row in rows]
+    return f"{sum(ours > plain for plain, ours in sizes)} of {len(rows)}"
