@@ -232,7 +232,7 @@ def test_a_report_is_plain_json_with_the_keys_that_are_documented(measured, pred
         assert list(told) == [
             "function", "strategy", "backend", "device_bytes", "totals", "plain", "saved", "recomputed", "less",
             "segments", "loops", "forms", "overruled", "packed", "gradient_error", "bound_bytes", "derivatives",
-            "account", "snapshot",
+            "account", "collectives", "snapshot",
         ]  # fmt: skip
         assert told["function"] == "loss" and told["strategy"] == "min_cut" and told["backend"] == "cpu"
         assert told["totals"] == asdict(report.totals) and len(told["saved"]) == report.totals.num_saved
