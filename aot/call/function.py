@@ -317,7 +317,7 @@ class Function:
 
         def make() -> Cut:
             traced = tracing.trace(self._function, self._options, bound, positions)
-            if choosing.is_measured(self._options) and runtime.tracing():
+            if self._options.measures_error and runtime.tracing():
                 self._unmeasured()
             if runtime.tracing():
                 self._inside.warn_unshared(traced.program)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from jointcut.aot.options.limits import limit
-from jointcut.aot.options.options import Options, is_measured
+from jointcut.aot.options.options import Options
 from jointcut.aot.planning.request import Request
 from jointcut.aot.planning.together import answered
 from jointcut.aot.progress.progress import Stage
@@ -108,7 +108,7 @@ class CallsInside:
         structs = abstract.input_structs(closed)
         more = len(mask) - len(paths)  # constants of `jax.vmap`
         paths = [*(f"constant {i}" for i in range(more)), *paths]
-        if is_measured(self._options):
+        if self._options.measures_error:
             self._unmeasured()
         with Stage("inside", self._name):
             with explained(self._name, self._function):

@@ -13,7 +13,7 @@ from jointcut.aot.hooks.spilling import Spill, read_spill
 from jointcut.aot.options.conventions import NAMED, Conventions
 from jointcut.aot.options.limits import Budget, limit, plain_number
 from jointcut.aot.options.policies import GivenPolicy, has_forms, read_policy
-from jointcut.aot.options.sizes import read_sizes
+from jointcut.aot.options.sizes import OF_ONE_SIZE, read_sizes
 from jointcut.aot.options.target import Target, backend_for, current, target
 from jointcut.aot.options.tiles import GivenShapes, GivenTiles, read_shapes, read_tiles
 from jointcut.aot.options.xla import GivenCompilerOptions, read_compiler_options
@@ -45,9 +45,6 @@ from jointcut.wrappers.wrapper import CompilerWrapper, JointPass
 
 #: The strategy used when none is requested.
 DEFAULT = "best"
-
-#: The options that see arrays or programs of one size.
-_WITHOUT_SIZES = "check", "saved_arrays", "wrappers", "devices", "cache", "spill", "error", "tiles", "plan"
 
 #: The checks that a call may ask for.
 NONFINITE = "nonfinite"
@@ -145,6 +142,11 @@ class Options(Record):
     def sharing(self) -> int | None:
         """How many devices share the batch in a program of the user's: as given, or those of the target."""
         return self.devices or (self.goal.count if self.goal is not None and self.goal.count > 1 else None)
+
+    @property
+    def measures_error(self) -> bool:
+        """Whether a budget's search measures the error of the gradient."""
+        return self.error is not None and self.budget is not None
 
     @property
     def chosen(self) -> tuple[int, ...]:
@@ -264,7 +266,7 @@ def _check(options: Options) -> None:
         what = "are given together, and a donated argument is gone when a failed call is replayed."
         cure = "Donate in the function that updates, or leave check out and look at one call with aot.first_nonfinite."
         raise TraceError(message("check and donate_argnums", what, cure))
-    read_sizes(options.sizes, [x for x in _WITHOUT_SIZES if getattr(options, x) != getattr(Options, x)])
+    read_sizes(options.sizes, [x for x in OF_ONE_SIZE if getattr(options, x) != getattr(Options, x)])
     devices = options.devices
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
         raise BudgetError(message("devices", f"is {devices!r}.", "Give how many devices share a batch, such as 8."))
@@ -280,11 +282,6 @@ def check_error(options: Options) -> None:
     if beside:
         what = "are given together, and both change what is saved."
         raise TraceError(message(f"error and {beside[0]}", what, "Give one; Cut.check_forms measures aot.SAVE_AS."))
-
-
-def is_measured(options: Options) -> bool:
-    """Whether a budget's search measures the error of the gradient."""
-    return options.error is not None and options.budget is not None
 
 
 def way_of(options: Options) -> str:

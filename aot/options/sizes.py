@@ -13,6 +13,8 @@ from jointcut.partition.errors import TraceError, choices, message
 
 #: The choice of `sizes`.
 DYNAMIC = "dynamic"
+#: The options that see arrays or programs of one size.
+OF_ONE_SIZE = "check", "saved_arrays", "wrappers", "devices", "cache", "spill", "error", "tiles", "plan"
 
 
 def read_sizes(given: Any, beside: Sequence[str] = ()) -> str | None:
