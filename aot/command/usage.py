@@ -108,6 +108,10 @@ the compiled step and of jax.jit(jax.value_and_grad(FUNCTION)); else it is predi
                     line, count, gives
   account           XLA's: temp_bytes, peak_bytes, plain_temp_bytes,
                     plain_peak_bytes; null with --no-compile
+  collectives       what several devices exchange: totals and plain (by
+                    kind, number and bytes), more (kind, op, line,
+                    count, plain_count, bytes, plain_bytes, why), whole
+                    (type, bytes, op, line)
   spilled_bytes     that wait in files, with --spill, but for the
                     starts of segments
   plans_compiled    on the way to the budget, if there was one
@@ -115,7 +119,8 @@ the compiled step and of jax.jit(jax.value_and_grad(FUNCTION)); else it is predi
                     jax, account, figures (peak_bytes, temp_bytes,
                     residual_bytes, flops), at_peak and saved (arrays:
                     bytes, type, op, scope, line), memory (as the page
-                    draws it: kind, id, title, lead, note, steps of op,
+                    draws it: kind, id, title, lead, note, per (whose
+                    bytes these are, on several devices), steps of op,
                     side, source, scope and loop, boundary, groupings
                     of groups by name, total, peak of step and arrays,
                     ghost, lines)

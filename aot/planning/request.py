@@ -334,12 +334,13 @@ class Request:
             budget=budget,
             graph=self.graph,
             leaves=() if self.trace is None else (*self.trace.consts, *self.trace.bound.leaves),
-            way=self.weighing.way(to_run) + ", moved" * (self.unmoved is not None),
+            way=self.weighing.way(to_run),
             planner=lambda: self.planner,
             ways=self.weighing.ways(to_run),
             take=functools.partial(self.weighing.take, to_run=to_run),
             plain=lambda: (given or self).plain_weighed,
             forms=self.forms or (),
+            is_moved=self.unmoved is not None,
         )
 
     # -------------------------------------------------------------------------------- a bound on the error

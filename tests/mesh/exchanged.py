@@ -161,7 +161,7 @@ def an_array_that_is_gathered_whole_is_told_where_xla_logs_it():
             assert each.line == f"{__file__}:{line} (constrained.<locals>.function)", each
     found = aot.collectives(constrained(*PAIRS[0][:2]), x.update(sharding=NamedSharding(GRID, PAIRS[0][0])))
     assert (
-        f"float32[16,32], 2.05 kB, is gathered whole for sharding_constraint at mesh/exchanged.py:{line} "
+        f"float32[16,32], 2.05 kB per device, is gathered whole for sharding_constraint at mesh/exchanged.py:{line} "
         "(constrained.<locals>.function), and each device keeps a part: XLA knows no other way from one sharding to "
         'the other ("involuntary full rematerialization"). Lay both along the same axes, or go through a sharding '
         "between them"

@@ -123,10 +123,10 @@ def test_plan_file_and_diff_tell_the_steps_and_an_artefact_runs(tmp_path):
 
 
 def deep(w, x):
-    """A loop that keeps more than the link moves meanwhile."""
+    """A loop that keeps more than the link moves meanwhile, and no stack that is another one moved."""
 
     def step(h, w):
-        return jnp.tanh(jnp.tanh(jnp.tanh(h @ w) @ w) @ w), None
+        return jnp.sin(jnp.tanh(jnp.tanh(h @ w) @ w) @ w), None
 
     return jnp.sum(lax.scan(step, x, w)[0])
 

@@ -71,7 +71,7 @@ class Wanted(Generic[_T]):
         ways: how plans are compiled, and weighed.
         take: gives the same as `ways.measure` for a plan with known figures, without compiling.
         plain: begins to compile plain JAX's step, for its memory.
-        forms: the values that may wait in a smaller form, by the search for these.
+        forms, is_moved: the values that may wait in a smaller form, and whether the graph is of a `moved` request.
     """
 
     name: str
@@ -86,6 +86,7 @@ class Wanted(Generic[_T]):
     take: Callable[[Plan, Held], Weighed[_T]]
     plain: Callable[[], Future[ProgramMemory]]
     forms: tuple[tuple[int, str], ...] = ()
+    is_moved: bool = False
 
 
 def way(options: Options, executables: int, ours: bool) -> str:
@@ -236,6 +237,7 @@ class Lookup:
             "policy": wanted.options.policy,
             **({"offload": True} if wanted.options.offload else {}),
             **({"forms": wanted.forms} if wanted.forms else {}),
+            **({"moved": True} if wanted.is_moved else {}),
             **({"target": wanted.options.goal.name} if wanted.options.goal else {}),
             "environment": environment(),
         }

@@ -21,6 +21,7 @@ JSON = dict[str, Any]
 _AGAIN = "computed again for the backward, which costs less memory than keeping its result"
 _ONCE_MORE = "the backward gathers once more what the forward had gathered"
 _PIECES = "as many bytes in more pieces: layers wait for each other, so XLA joins fewer"
+_PER = " per device"
 _SHOWN = 8  # lines
 
 
@@ -47,12 +48,12 @@ class More:
     why: str
 
     def __str__(self) -> str:
-        """`all-gather for dot_general at model.py:12 (layer): 12 arrays, 6.29 MB (plain JAX 6, 3.15 MB): ...`."""
+        """`all-gather for dot_general at model.py:12: 12 arrays, 6.29 MB per device (plain JAX 6, 3.15 MB): ...`."""
         plain = (
             f"plain JAX {self.plain_count:,}, {human_bytes(self.plain_bytes)}" if self.plain_count else "plain JAX 0"
         )
         where = f"{self.kind} for {self.op} at {short(self.line) or 'no known line'}"
-        return f"{where}: {counted(self.count, 'array')}, {human_bytes(self.bytes)} ({plain}): {self.why}"
+        return f"{where}: {counted(self.count, 'array')}, {human_bytes(self.bytes)}{_PER} ({plain}): {self.why}"
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Collectives:
 
     def _total(self, kind: str) -> str:
         here, there = self.ours.totals.get(kind, (0, 0)), self._plain(kind)
-        text = f"{counted(here[0], kind)}, {human_bytes(here[1])}" if here[0] else f"no {kind}"
+        text = f"{counted(here[0], kind)}, {human_bytes(here[1])}{_PER}" if here[0] else f"no {kind}"
         if here == there:
             return f"{text} (as plain JAX)"
         return f"{text} (plain JAX {there[0]:,}{f', {human_bytes(there[1])}' * bool(there[0])})"
@@ -143,7 +144,7 @@ class Collectives:
             figures = [(f"{count:,}, {human_bytes(size)}" if count else "", size) for count, size in pairs]
             cells.append([key[0], *figures, f"{_ops(rows)} at {short(key[1])}", told.get(key, "")])
         lead = " ".join(map(sentence, (self.remarks[0], *(_whole(each, 1) for each in self.whole[:_SHOWN]))))
-        columns = "collective, >here, >plain JAX, for, why more"
+        columns = f"collective, >here{_PER}, >plain JAX{_PER}, for, why more"
         return section("exchanged", "What devices exchange", lead, columns, cells)
 
 
@@ -185,7 +186,7 @@ def _whole(each: Gathered, count: int) -> str:
     many = f"{count} x " if count > 1 else ""
     where = f"{each.op} at {short(each.line) or 'no known line'}"
     return (
-        f"{many}{each.type}, {human_bytes(each.bytes)}, is gathered whole for {where}, and each device keeps a part: "
-        'XLA knows no other way from one sharding to the other ("involuntary full rematerialization"). Lay both '
+        f"{many}{each.type}, {human_bytes(each.bytes)}{_PER}, is gathered whole for {where}, and each device keeps a "
+        'part: XLA knows no other way from one sharding to the other ("involuntary full rematerialization"). Lay both '
         "along the same axes, or go through a sharding between them"
     )

@@ -17,6 +17,7 @@ from jointcut.aot.report.instructions import Index, Instruction, Instructions
 from jointcut.aot.report.liveness import read_instructions
 from jointcut.aot.report.wire import decode
 from jointcut.partition.program.places import place
+from jointcut.partition.program.primitives import PICKING
 
 _KINDS = (
     *("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute"),
@@ -24,7 +25,7 @@ _KINDS = (
 )
 #: What hands a gathered array on, and ops of users that take a part of an array.
 _HANDING = ("all-gather-done", "bitcast", "convert", "copy", "reshape", "transpose")
-_TAKING = ("all_gather", "dynamic_slice", "gather")
+_TAKING = PICKING | {"all_gather"}
 #: In the name of an op that carries a cotangent; an op of a forward that a backward runs again is under `jvp(jvp(`.
 _CARRIES = re.compile(r"transpose\(jvp\((?!jvp\()")
 
