@@ -35,7 +35,7 @@ CALLS = {
     "value_and_grad": (lambda f: f.value_and_grad(X), {"step"}),
     "vjp": (lambda f: f.vjp(X)[1](jnp.float32(1)), {"forward", "backward"}),
     "compile": (lambda f: f.trace(X).partition().compile(2), {"forward", "backward"}),
-    "plain JAX": (lambda f: f.trace(X).plain_program, {"_lambda"}),
+    "plain JAX": (lambda f: f.trace(X).plain_program, {"whole"}),
     "update": (lambda f: f.value_and_update(jnp.copy(X), (), update=lambda g, s, p: (p - g, s)), {"step"}),
 }
 
