@@ -254,6 +254,11 @@ def shards(layers: str) -> str:
     return span(row["ours"] / row["plain"] for row in stored("shards")["rows"] if row["name"].endswith(layers))
 
 
+def gathers(name: str) -> str:
+    """What FSDP with few rows takes in one way."""
+    return f"{next(row['temp_bytes'] for row in stored('shards')['gathers'] if row['name'] == name) / 1e6:.2f} MB"
+
+
 def laid_over(file: str) -> str:
     """Models laid over eight devices, as `benchmarks.mesh` stored them."""
     ways = ("in jit ÷", "called ÷", "collectives of plain JAX", "in jit", "called")

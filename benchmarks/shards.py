@@ -6,6 +6,9 @@ A GPT of six layers, in a scan and unrolled: data parallel, FSDP with a gather f
 a sum after each half of a block. Bytes are temporaries of one device by XLA's account; collectives are counted in the
 compiled step, with the bytes that they make. The same cut inside the `shard_map` stands beside it, and the plans for
 budgets, as shares of plain JAX's activations.
+
+A second table is about FSDP with few rows, where gathered weights are most of what is kept: by `jax.checkpoint` and by
+ours they are kept, or gathered again for the backward.
 """
 
 import json
@@ -21,6 +24,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name, checkpoint_policies
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich import box
@@ -43,6 +47,8 @@ from jointcut import aot
 
 RESULT = Path(__file__).parent / "results" / "shards.json"
 BUDGETS = 0.5, 0.25
+GATHERED = "gathered"  # the name of a whole weight
+FEW_ROWS = 8, 16  # sequences and their length
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,16 @@ class Row:
     our_moves: Moves
 
 
+@dataclass(frozen=True)
+class Gathering:
+    """FSDP with few rows in one way: temporaries of a device, and how many weights are gathered, of how many bytes."""
+
+    name: str
+    temp_bytes: int
+    gathers: int
+    gathered_bytes: int
+
+
 def data_parallel(is_scan: bool, weights: Weights, x: Array) -> Array:
     """Every device has all weights and a part of the batch."""
     layer = partial(block, heads=HEADS)
@@ -75,11 +91,19 @@ def data_parallel(is_scan: bool, weights: Weights, x: Array) -> Array:
 
 def fsdp(is_scan: bool, weights: Weights, x: Array) -> Array:
     """Every device has a part of each weight, and gathers those of a layer."""
+    return lax.pmean(jnp.mean(jnp.square(through(gathering, weights if is_scan else listed(weights), x))), "d")
 
-    def layer(x: Array, w: Weights) -> Array:
-        return block(x, jax.tree.map(lambda v: lax.all_gather(v, "d", axis=v.ndim - 1, tiled=True), w), HEADS)
 
-    return lax.pmean(jnp.mean(jnp.square(through(layer, weights if is_scan else listed(weights), x))), "d")
+def gathering(x: Array, parts: Weights) -> Array:
+    """A layer whose weights are gathered first."""
+    whole = {name: lax.all_gather(part, "d", axis=part.ndim - 1, tiled=True) for name, part in parts.items()}
+    return block(x, checkpoint_name(whole, GATHERED), HEADS)
+
+
+def by_hand(policy: Any, weights: Weights, x: Array) -> Array:
+    """Each layer under a policy of `jax.checkpoint`."""
+    layer = jax.checkpoint(gathering, policy=policy)
+    return lax.pmean(jnp.mean(jnp.square(through(layer, listed(weights), x))), "d")
 
 
 def tensor_parallel(is_scan: bool, weights: Weights, x: Array) -> Array:
@@ -130,6 +154,36 @@ def measure(name: str, is_scan: bool) -> Row:
     )
 
 
+def gathered() -> list[Gathering]:
+    """FSDP with few rows, unrolled: plain JAX, kept and gathered again by hand, and the same by ours."""
+    _, sizes, axes, specs, of_batch = WAYS["FSDP"]
+    mesh = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,))
+    weights, x = arguments()
+    weights = {key: jax.device_put(w, NamedSharding(mesh, specs[key])) for key, w in weights.items()}
+    x = jax.device_put(x[: FEW_ROWS[0], : FEW_ROWS[1]], NamedSharding(mesh, of_batch))
+
+    def laid(function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.shard_map(function, mesh=mesh, in_specs=(specs, of_batch), out_specs=P())
+
+    def row(name: str, temp_bytes: int, text: str) -> Gathering:
+        return Gathering(name, temp_bytes, *moves(text)["all-gather"])
+
+    found, plain = [], laid(partial(fsdp, False))
+    ways = {"kept": checkpoint_policies.everything_saveable}
+    ways["gathered again"] = checkpoint_policies.save_anything_except_these_names(GATHERED)
+    hands = {f"jax.checkpoint, {name}": laid(partial(by_hand, policy)) for name, policy in ways.items()}
+    for name, function in {"plain JAX": plain, **hands}.items():
+        step = jax.jit(jax.value_and_grad(function)).lower(weights, x).compile()
+        found.append(row(name, memory_of(step).temp, step.as_text()))
+    policies = {"kept": aot.MUST_SAVE, "gathered again": aot.MUST_RECOMPUTE}
+    options = {"by default": {}, **{name: {"policy": {"all_gather": asked}} for name, asked in policies.items()}}
+    for name, asked in options.items():
+        run = aot.function(plain, **asked).trace(weights, x).partition().compile()
+        text = run.cut.jits.compiled("step").as_text()
+        found.append(row(f"ours, {name}", run.memory.step.temp_bytes, text))
+    return found
+
+
 def within(function: Callable[..., Any], budget: float, *args: Any) -> int | None:
     """The temporaries of a function cut within a budget; None where no plan fits."""
     try:
@@ -154,11 +208,23 @@ def table_of(rows: list[Row]) -> Table:
     return table
 
 
+def table_of_gathers(rows: list[Gathering]) -> Table:
+    """A line for each way."""
+    table = Table(title="FSDP with few rows, temporaries of a device", box=box.SIMPLE_HEAD, title_justify="left")
+    for head in ("", "temporaries", "weights gathered", "their bytes"):
+        table.add_column(head, justify="right" if head else "left")
+    for row in rows:
+        sizes = (f"{size / 1e6:.2f} MB" for size in (row.temp_bytes, row.gathered_bytes))
+        table.add_row(row.name, next(sizes), f"{row.gathers}", next(sizes))
+    return table
+
+
 def main() -> None:
-    """Measure all ways, print a table, and keep the figures."""
-    rows = [measure(name, is_scan) for name in WAYS for is_scan in (True, False)]
-    RESULT.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n", "utf-8")
-    wide_console(180).print(table_of(rows))
+    """Measure all ways, print the tables, and keep the figures."""
+    rows, gathers = [measure(name, is_scan) for name in WAYS for is_scan in (True, False)], gathered()
+    kept = {"rows": [asdict(row) for row in rows], "gathers": [asdict(row) for row in gathers]}
+    RESULT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    wide_console(180).print(table_of(rows), table_of_gathers(gathers))
 
 
 if __name__ == "__main__":
