@@ -230,7 +230,7 @@ def validated(function: Any, options: Options) -> Options:
         donate_argnames=tuple(sorted(donated.argnames)),
         sparse_gradients=_tuple(options.sparse_gradients),
         budget=plain_number(options.budget),
-        cache=_folder(options.cache),
+        cache=_folder(options.cache) if options.sizes is None else False,
         wrappers=_tuple(options.wrappers),
         policy=read_policy(options.policy),
         spill=read_spill(options.spill),
@@ -266,7 +266,7 @@ def _check(options: Options) -> None:
         what = "are given together, and a donated argument is gone when a failed call is replayed."
         cure = "Donate in the function that updates, or leave check out and look at one call with aot.first_nonfinite."
         raise TraceError(message("check and donate_argnums", what, cure))
-    read_sizes(options.sizes, [x for x in OF_ONE_SIZE if getattr(options, x) != getattr(Options, x)])
+    read_sizes(options.sizes, [x for x in OF_ONE_SIZE if getattr(options, x) not in (getattr(Options, x), False)])
     devices = options.devices
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
         raise BudgetError(message("devices", f"is {devices!r}.", "Give how many devices share a batch, such as 8."))

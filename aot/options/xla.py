@@ -17,12 +17,12 @@ def read_compiler_options(given: GivenCompilerOptions) -> tuple[tuple[str, Any],
     if isinstance(given, tuple):
         given = dict(given)
     if given is not None and not isinstance(given, Mapping):
-        raise TraceError(message("compiler_options", f"is a {type(given).__name__}, not a dict.", cure))
+        raise TraceError(message("compiler_options", f"is of type {type(given).__name__}, not a dict.", cure))
     for name, value in (given or {}).items():
         if not isinstance(name, str):
             raise TraceError(message("compiler_options", f"has the key {name!r}, not a name.", cure))
         if not isinstance(value, bool | int | float | str):
-            what = f"is a {type(value).__name__}, not a plain value."
+            what = f"is of type {type(value).__name__}, not a plain value."
             raise TraceError(message(f"compiler_options[{name!r}]", what, cure))
     return tuple(sorted((given or {}).items()))
 

@@ -100,9 +100,9 @@ def test_a_call_inside_a_transformation_is_refused_as_in_jax(call):
 
 
 BAD = {
-    "no dict": (3, "compiler_options is a int, not a dict."),
+    "no dict": (3, "compiler_options is of type int, not a dict."),
     "no name": ({1: True}, "compiler_options has the key 1, not a name."),
-    "no value": ({"xla_dump_to": [1]}, "compiler_options['xla_dump_to'] is a list, not a plain value."),
+    "no value": ({"xla_dump_to": [1]}, "compiler_options['xla_dump_to'] is of type list, not a plain value."),
 }
 
 

@@ -287,6 +287,16 @@ def test_what_sees_arrays_of_one_size_is_refused_by_name(name):
     assert str(caught.value) == said
 
 
+def test_a_folder_for_all_functions_does_not_keep_sizes_apart(monkeypatch, tmp_path):
+    monkeypatch.setenv("JOINTCUT_CACHE_DIR", str(tmp_path))
+    for options in ({}, {"cache": False}, {"tiles": False}):
+        cut = aot.function(perceptron, sizes="dynamic", **options)
+        for size in SIZES:
+            cut.value_and_grad(PERCEPTRON, drawn((size, WIDTH)))
+        assert len(cut.sizes) == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_another_choice_is_refused():
     with pytest.raises(TraceError) as caught:
         aot.function(perceptron, sizes="any")
