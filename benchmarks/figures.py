@@ -249,16 +249,6 @@ def meshes(program: str) -> str:
     return span(row["peak ÷"] for row in stored("home")["mesh"]["rows"] if row["program"] == program)
 
 
-def shards(layers: str) -> str:
-    """The temporaries of losses that are one `shard_map`, on eight devices, over plain's."""
-    return span(row["ours"] / row["plain"] for row in stored("shards")["rows"] if row["name"].endswith(layers))
-
-
-def gathers(name: str) -> str:
-    """What FSDP with few rows takes in one way."""
-    return f"{next(row['temp_bytes'] for row in stored('shards')['gathers'] if row['name'] == name) / 1e6:.2f} MB"
-
-
 def laid_over(file: str) -> str:
     """Models laid over eight devices, as `benchmarks.mesh` stored them."""
     ways = ("in jit ÷", "called ÷", "collectives of plain JAX", "in jit", "called")

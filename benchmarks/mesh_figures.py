@@ -63,3 +63,14 @@ def more(file: str) -> str:
     rows = rows_of(file)
     sizes = [[sum(size for _, size in each.values()) for each in row["moves"][:2]] for row in rows]
     return f"{sum(ours > plain for plain, ours in sizes)} of {len(rows)}"
+
+
+def in_shard_map(layers: str) -> list[float]:
+    """The temporaries of losses that are one `shard_map`, on eight devices, over plain's."""
+    return [row["ours"] / row["plain"] for row in rows_of("shards") if row["name"].endswith(layers)]
+
+
+def gathering(name: str) -> str:
+    """The temporaries of FSDP with few rows in one way."""
+    rows = json.loads((RESULTS / "shards.json").read_text("utf-8"))["gathers"]
+    return f"{next(row['temp_bytes'] for row in rows if row['name'] == name) / 1e6:.2f} MB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -16,10 +17,11 @@ def claims_of(script: Path) -> list[str]:
     return [line.strip(" ,") for line in script.read_text().split("CLAIMS = [\n")[1].split("]")[0].splitlines()]
 
 
+@functools.cache
 def failures_of(script: Path, devices: int, *given: int) -> dict[str, str]:
     """Return how each claim of a script fails on so many devices of the host; empty where it holds.
 
-    What is `given` stands behind the script.
+    It is run once for all of its claims. What is `given` stands behind the script.
     """
     environment = {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",

@@ -22,7 +22,7 @@ WIDTH = 4
 
 
 class Box:
-    """What a `jax.Ref` is, without one."""
+    """What a `jax.Ref` is, without one, which JAX differentiates."""
 
     def __init__(self, x):
         self.x = x

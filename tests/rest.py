@@ -22,8 +22,7 @@ from programs import EVERY_PROGRAM, FILES
 EVERY_CASE: dict[str, str] = {
     "tests/laws/test_equal_to_vjp.py::test_vjp_pulls_back_as_jax_and_more_than_once": "what all else rests on",
     "tests/laws/test_sharding.py::test_on_four_devices": "one process asks all of its claims",
-    "tests/mesh/test_mesh.py::test_a_composition_has_the_gradients_of_plain_jax": "one process asks all of its claims",
-    "tests/mesh/test_mesh.py::test_on_eight_devices": "one process asks all of its claims",
+    "tests/mesh/test_mesh.py::test_on_eight_devices": "one process asks all claims of a script",
     "tests/tiles/test_on_devices.py": "one process asks all of its claims",
     "tests/processes/test_processes.py": "two processes ask all of its cases",
     "tests/test_doctests.py": "each case is the examples of one file",

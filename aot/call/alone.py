@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jointcut.aot.options.options import Options
-from jointcut.aot.run.flat import handed_back, jitted, no_backward, of_function
+from jointcut.aot.run.flat import forward_only
 from jointcut.aot.run.runner import Runner
 from jointcut.aot.stages import tracing
 from jointcut.aot.trace import escapes
@@ -34,5 +34,4 @@ def alone(name: str, function: Callable[..., Any], options: Options, bound: Boun
         is_train=False,
         entering=bound.entering,
     )
-    aliases = handed_back(call, source)
-    return Runner(call, jitted(of_function(call, source, aliases), no_backward), source.consts, aliases)
+    return forward_only(call, source)

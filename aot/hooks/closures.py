@@ -62,8 +62,9 @@ def reading(function: Callable[..., Any], arrays: Sequence[Any], numbers: bool =
     values = {name: _as(x, given) for (name, x), given in zip(inputs, arrays, strict=True)}
     around = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     cells = tuple(types.CellType(values[name]) if name in values else cell for name, cell in around)
-    others = {**function.__globals__, **values} if values.keys() - set(function.__code__.co_freevars) else None
-    scope = function.__globals__ if others is None else others
+    scope = function.__globals__
+    if values.keys() - set(function.__code__.co_freevars):
+        scope = {**scope, **values}
     made = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
     made.__kwdefaults__ = function.__kwdefaults__
     return made

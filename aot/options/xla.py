@@ -29,7 +29,7 @@ def read_compiler_options(given: GivenCompilerOptions) -> tuple[tuple[str, Any],
 
 def jit_options(given: GivenCompilerOptions) -> dict[str, Any] | None:
     """Return the options as `jax.jit` takes them; None for none."""
-    return dict(read_compiler_options(given)) or None
+    return dict(given or ()) or None
 
 
 def refuse_inside(name: str, given: GivenCompilerOptions) -> None:

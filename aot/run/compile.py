@@ -66,7 +66,7 @@ def compiled(lowered: jax.stages.Lowered, goal: Target | None) -> jax.stages.Com
 
 def options_for(options: Options) -> dict[str, Any] | None:
     """Return the options that programs of a function are jitted with: the user's, and those of this process."""
-    return {**(jit_options(options.compiler_options) or {}), **(by_itself() or {})} or None
+    return jit_options({**dict(options.compiler_options or ()), **(by_itself() or {})})
 
 
 def by_itself() -> dict[str, Any] | None:

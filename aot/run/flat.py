@@ -14,7 +14,7 @@ from jointcut.aot.options.target import backend_for
 from jointcut.aot.run import compile as compiling
 from jointcut.aot.run.jits import Jits
 from jointcut.aot.run.pullback import Run
-from jointcut.aot.run.runner import Programs
+from jointcut.aot.run.runner import Programs, Runner
 from jointcut.aot.trace.primal import Primal
 from jointcut.aot.trace.trees import Call
 from jointcut.partition.errors import CallError, message
@@ -158,8 +158,13 @@ def of_function(call: Call, source: Primal, left_out: Collection[int]) -> Jits:
     return Jits(call.name, {"alone": program}, {"alone": lambda: structs})
 
 
-def no_backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
-    """Stand for the backward of a function that runs alone."""
+def forward_only(call: Call, source: Primal) -> Runner:
+    """Return a runner of the function alone, compiled at the first call."""
+    aliases = handed_back(call, source)
+    return Runner(call, jitted(of_function(call, source, aliases), _no_backward), source.consts, aliases)
+
+
+def _no_backward(residuals: Sequence[Any], cotangents: Sequence[Any | None], keep: bool) -> list[Any]:
     raise AssertionError("a function that runs alone has no backward")
 
 

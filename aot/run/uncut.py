@@ -14,10 +14,10 @@ Give numbers.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,8 @@ from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sizes import is_symbolic
 from jointcut.wrappers.boundary import users_frame
 
-#: On each thread, whether a function around the calls is traced for symbolic sizes, and cut with them.
-_CUT_AROUND = threading.local()
+#: Whether a function around the calls is traced for symbolic sizes, and cut with them.
+_CUT_AROUND: ContextVar[bool] = ContextVar("_CUT_AROUND", default=False)
 
 #: Calls that are not inlined, in the user's words.
 _CLOSED = {
@@ -88,7 +88,7 @@ class Uncut:
 
     def symbolic(self) -> None:
         """Warn of arguments with symbolic sizes, for which no plan can be made."""
-        if getattr(_CUT_AROUND, "is_on", False):
+        if _CUT_AROUND.get():
             return
         self(
             "has sizes that are names, and a plan needs numbers.",
@@ -107,11 +107,11 @@ class Uncut:
 @contextmanager
 def cut_around() -> Iterator[None]:
     """Warn of no symbolic sizes: the function around the calls is cut with them."""
-    _CUT_AROUND.is_on = True
+    token = _CUT_AROUND.set(True)
     try:
         yield
     finally:
-        _CUT_AROUND.is_on = False
+        _CUT_AROUND.reset(token)
 
 
 def warn(warning: UserWarning) -> None:

@@ -17,15 +17,9 @@ from jointcut import aot
 SCRIPT = Path(__file__).with_name("on_four_devices.py")
 
 
-@pytest.fixture(scope="module")
-def failures():
-    """How each claim fails on four devices of the host; empty where it holds."""
-    return failures_of(SCRIPT, 4)
-
-
 @pytest.mark.parametrize("claim", claims_of(SCRIPT))
-def test_on_four_devices(claim, failures):
-    assert not failures[claim], failures[claim]
+def test_on_four_devices(claim):
+    assert not failures_of(SCRIPT, 4)[claim], failures_of(SCRIPT, 4)[claim]
 
 
 def curve(x):

@@ -12,28 +12,16 @@ from jax import lax
 
 from jointcut import aot
 from jointcut.partition.errors import DerivativeError, TraceError
+from pythonic import Box
 
 HERE = r"\S*test_references\.py"
 X = jnp.array([1.0, 0.5, -0.3])
 
 
-class Held:
-    """What a reference is, without one: a loop of Python runs with it, which JAX differentiates."""
-
-    def __init__(self, x):
-        self.x = x
-
-    def __getitem__(self, at):
-        return self.x[at]
-
-    def __setitem__(self, at, x):
-        self.x = self.x.at[at].set(x)
-
-
 class Unrolled:
     """Loops of Python."""
 
-    new_ref = Held
+    new_ref = Box
 
     @staticmethod
     def while_loop(cond, body, carry):
@@ -49,9 +37,9 @@ class Unrolled:
 
     @staticmethod
     def scan(f, carry, xs):
-        ys, is_held = [], isinstance(xs, Held)
+        ys, is_held = [], isinstance(xs, Box)
         for i in range(len(xs.x if is_held else xs)):
-            row = Held(xs[i]) if is_held else xs[i]
+            row = Box(xs[i]) if is_held else xs[i]
             carry, y = f(carry, row)
             ys.append(y)
             if is_held:

@@ -11,7 +11,7 @@ import jax
 
 from jointcut.aot.options.options import Options, name_of
 from jointcut.aot.run.bound import KEPT_SIGNATURES
-from jointcut.aot.run.flat import handed_back, jitted, no_backward, of_function
+from jointcut.aot.run.flat import forward_only
 from jointcut.aot.run.runner import Programs, Runner
 from jointcut.aot.run.uncut import cut_around
 from jointcut.aot.stages import tracing
@@ -225,9 +225,7 @@ def _shared(kind: str, traced: Traced, padded: Traced, named: NamedSizes) -> Sha
     """Cut a padded trace, and return its programs."""
     names, consts, leaves = tuple(sorted(named.true)), padded.consts, traced.bound.leaves
     if kind == "call":
-        source = Primal(padded.joint, consts, padded.program.results)
-        aliases = handed_back(padded.call, source)
-        runner = Runner(padded.call, jitted(of_function(padded.call, source, aliases), no_backward), consts, aliases)
+        runner = forward_only(padded.call, Primal(padded.joint, consts, padded.program.results))
     else:
         runner = padded.partition().made.jitted
     results, paths = traced.program.results, traced.bound.paths()
