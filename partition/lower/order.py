@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jointcut.partition.lower.roots import waiting_roots
+from jointcut.partition.lower.roots import kept_of, read_whole, waiting_roots
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy, light, rerunnable
@@ -103,13 +103,14 @@ class Progress:
         """Whether a value was recomputed long ago."""
         return self.passed - self.made_at.get(v, self.passed) > self.near
 
-    def wait(self, v: int, anchor: int) -> int:
+    def wait(self, v: int, anchor: int, is_whole: bool) -> int:
         """Let a value wait for a cotangent; return the cotangent that it waits for.
 
         If the value waited just now, this is the cotangent that it waited for then. The values recomputed then are
         still alive. For another cotangent the compiler would write that one out, in the midst of an elementwise chain.
+        A value that devices gather `is_whole` from then on, and is not gathered anew for another cotangent.
         """
-        if v not in self.waited or self.passed - self.waited[v][0] > self.near:
+        if v not in self.waited or (self.passed - self.waited[v][0] > self.near and not is_whole):
             self.waited[v] = self.passed, anchor
         return self.waited[v][1]
 
@@ -176,6 +177,7 @@ class _Scheduler:
         self.special = {*OPEN, *self.backend.taken_apart, *self.backend.read_written}
         self.rerunnable = rerunnable(graph)
         self.reruns = self.rerunnable.intersection(again)
+        self.whole = read_whole(graph) if self.backend.several else {}
         self.stackable = self.stacked_by_reruns(again)
         self.orders: dict[int, Order] = {}
         self.given = frozenset(v for v, _ in graph.inputs)
@@ -196,7 +198,7 @@ class _Scheduler:
 
     def step(self, op: Op, progress: Progress) -> Turn:
         """One op with the ops to recompute before it; `progress` is extended."""
-        if op.name not in self.special and progress.has(op.inputs):
+        if op.name not in self.special and op.id not in self.whole and progress.has(op.inputs):
             progress.have.update(op.outputs)
             progress.note(op)
             return _alone(op.id)
@@ -204,7 +206,7 @@ class _Scheduler:
         again = self.missing(demands, progress)
         whole = op.name in self.backend.taken_apart
         written = self.written(op, progress) if op.name in self.backend.read_written else ()
-        waits = self.waits(op, demands, again, whole, progress) if again or whole else ()
+        waits = self.waits(op, demands, again, whole, progress) if again or whole or op.id in self.whole else ()
         for i in again:
             progress.note_again(self.graph.ops[i])
         progress.have.update(op.outputs)
@@ -221,13 +223,15 @@ class _Scheduler:
         roots = tuple(v for v in reads if not progress.is_near(v))
         if not whole and self.is_fused(op, again, roots):
             return ()
-        late = (self.repeated(v, op.region) for v in demands if roots and self.sides.is_late(v))
+        operands = (kept_of(self.graph, v, self.saved) for i in (*again, op.id) for v in self.whole.get(i, ()))
+        gathered = [v for v in dict.fromkeys(operands) if v is not None and not progress.is_near(v)]
+        late = (self.repeated(v, op.region) for v in demands if (roots or gathered) and self.sides.is_late(v))
         if (anchor := max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)) is None:
             return ()
         if self.backend.several:
             near, ops = {v for v in reads if progress.is_near(v)}, [(o, self.inputs(o)) for o in waiting]
-            roots = waiting_roots(self.graph, ops, dict.fromkeys(roots), near)
-        return tuple((v, progress.wait(v, anchor)) for v in roots)
+            roots = dict.fromkeys([*waiting_roots(self.graph, ops, dict.fromkeys(roots), near), *gathered])
+        return tuple((v, progress.wait(v, anchor, v in gathered)) for v in roots)
 
     def is_fused(self, op: Op, again: Iterable[int], roots: Collection[int]) -> bool:
         """Whether XLA fuses the ops recomputed before an elementwise op of the backward into it.

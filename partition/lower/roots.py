@@ -30,6 +30,26 @@ def waiting_roots(
     return [v for v in roots if v in walk.chosen]
 
 
+def read_whole(graph: Graph) -> dict[int, list[int]]:
+    """The operands that devices gather for an op, by op.
+
+    A compiler gathers an operand as soon as it is there. So a saved one waits, too, for the first op that needs it
+    whole, or else those of all layers would be whole together.
+    """
+    found: dict[int, list[int]] = {}
+    for move in graph.moves:
+        for op, v in move.readers:
+            found.setdefault(op, []).append(v)
+    return found
+
+
+def kept_of(graph: Graph, v: int, saved: Collection[int]) -> int | None:
+    """The saved value that another is, or is a view of; None where there is none."""
+    while v not in saved and (maker := graph.maker_of(v)) is not None and maker.name in VIEWS:
+        v = maker.inputs[0]
+    return v if v in saved else None
+
+
 @dataclass
 class _Walk:
     """The ops as they are passed: `views` are parts of roots, with these; values `late` wait or are made of such."""

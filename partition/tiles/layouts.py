@@ -181,25 +181,32 @@ class Laid:
     def _moves(self, graph: Graph) -> Iterator[Move]:
         """What devices exchange if the forward runs again, by the op that must run for it.
 
-        A sum belongs to its op. An array that some op needs whole belongs to the op that computes it: if it is saved,
-        or is an input, the copy that the forward gathered serves the backward, too.
+        A sum belongs to its op. An array that some op needs whole belongs to the op that computes it. The copy of an
+        input that the forward gathered serves the backward, too.
         """
         ops = {id(op.payload): op for op in graph.ops if op.payload is not None}
         for axes, rows in self.rows.items():
-            number, seen = self.layout.devices(axes).number, set[int]()
+            number, whole = self.layout.devices(axes).number, dict[int, list[tuple[int, int]]]()
             for region, along in _by_region(rows, graph):
                 for eqn, v, is_sum in along.moves:
                     op, value = ops.get(id(eqn)), region.names.get(v)
-                    if op is None or op.origin is not Side.FORWARD or not isinstance(value, int):
+                    if op is None or not isinstance(value, int):
                         continue
-                    if is_sum:
+                    if not is_sum:
+                        whole.setdefault(_source(graph, value), []).append((op.id, value))
+                    elif op.origin is Side.FORWARD:
                         yield Move(op.id, "all-reduce", graph.values[value].bytes)
-                        continue
-                    while (maker := graph.maker_of(value)) is not None and maker.name in VIEWS | {STEP}:
-                        value = maker.inputs[0]
-                    if maker is not None and value not in seen:
-                        seen.add(value)
-                        yield Move(maker.id, "all-gather", number * graph.values[value].bytes)
+            for value, readers in whole.items():
+                maker, sides = graph.maker_of(value), {graph.ops[op].origin for op, _ in readers}
+                if maker is not None and Side.FORWARD in sides:
+                    yield Move(maker.id, "all-gather", number * graph.values[value].bytes, tuple(readers))
+
+
+def _source(graph: Graph, value: int) -> int:
+    """The value of which another one is a view."""
+    while (maker := graph.maker_of(value)) is not None and maker.name in VIEWS | {STEP}:
+        value = maker.inputs[0]
+    return value
 
 
 def _reshaped(eqn: Equation, axis: int) -> int | None:
