@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jointcut.partition.lower.roots import kept_of, read_whole, waiting_roots
+from jointcut.partition.lower.roots import Whole, waiting_roots
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy, light, rerunnable
@@ -77,7 +77,7 @@ class Progress:
     `have` are the values at hand, `reads` the values taken from regions around it, and `passed` the number of heavy ops
     so far. `made_at` is `passed` when each value was last recomputed. `waited` is `passed` when each value last waited,
     and the cotangent that it waited for. `runs` tells how often each op was recomputed. `dropped` are values that are
-    not kept for far readers.
+    not kept for far readers, and `whole` those that devices gather (`Whole`).
     """
 
     loop: int
@@ -89,6 +89,7 @@ class Progress:
     runs: Counter[int] = field(default_factory=Counter)
     stacked: dict[int, dict[int, None]] = field(default_factory=dict)  # by the op id of a scan that runs again
     dropped: frozenset[int] = frozenset()
+    whole: Collection[int] = ()
 
     @property
     def near(self) -> int:
@@ -103,14 +104,13 @@ class Progress:
         """Whether a value was recomputed long ago."""
         return self.passed - self.made_at.get(v, self.passed) > self.near
 
-    def wait(self, v: int, anchor: int, is_whole: bool) -> int:
+    def wait(self, v: int, anchor: int) -> int:
         """Let a value wait for a cotangent; return the cotangent that it waits for.
 
         If the value waited just now, this is the cotangent that it waited for then. The values recomputed then are
         still alive. For another cotangent the compiler would write that one out, in the midst of an elementwise chain.
-        A value that devices gather `is_whole` from then on, and is not gathered anew for another cotangent.
         """
-        if v not in self.waited or (self.passed - self.waited[v][0] > self.near and not is_whole):
+        if v not in self.waited or (self.passed - self.waited[v][0] > self.near and v not in self.whole):
             self.waited[v] = self.passed, anchor
         return self.waited[v][1]
 
@@ -124,7 +124,7 @@ class Progress:
         A value computed from dropped values is not light, unless it is dropped too.
         """
         op, is_dropped = graph.maker_of(v), v in self.dropped
-        if op is None or not (is_dropped or self.dropped.isdisjoint(op.inputs)):
+        if op is None or v in self.whole or not (is_dropped or self.dropped.isdisjoint(op.inputs)):
             return False
         is_light = light(graph, op)
         return (is_light or is_dropped) and self.runs[op.id] < (MOST_RUNS if is_light else MOST_DROPPED_RUNS)
@@ -177,7 +177,7 @@ class _Scheduler:
         self.special = {*OPEN, *self.backend.taken_apart, *self.backend.read_written}
         self.rerunnable = rerunnable(graph)
         self.reruns = self.rerunnable.intersection(again)
-        self.whole = read_whole(graph) if self.backend.several else {}
+        self.whole = Whole.of(graph)
         self.stackable = self.stacked_by_reruns(again)
         self.orders: dict[int, Order] = {}
         self.given = frozenset(v for v, _ in graph.inputs)
@@ -186,7 +186,8 @@ class _Scheduler:
 
     def region(self, region_id: int, results: Iterable[int]) -> Order:
         """Order one region; its loops are ordered on the way, since the values they read must be computed first."""
-        progress = Progress(self.graph.regions[region_id].loop, dropped=self.dropped)
+        loop = self.graph.regions[region_id].loop
+        progress = Progress(loop, dropped=self.dropped, whole=self.whole.values)
         if region_id == TOP:
             progress.have.update(self.at_hand)
         steps = [self.step(self.graph.ops[i], progress) for i in self.backward[region_id]]
@@ -198,7 +199,7 @@ class _Scheduler:
 
     def step(self, op: Op, progress: Progress) -> Turn:
         """One op with the ops to recompute before it; `progress` is extended."""
-        if op.name not in self.special and op.id not in self.whole and progress.has(op.inputs):
+        if op.name not in self.special and op.id not in self.whole.operands and progress.has(op.inputs):
             progress.have.update(op.outputs)
             progress.note(op)
             return _alone(op.id)
@@ -206,7 +207,8 @@ class _Scheduler:
         again = self.missing(demands, progress)
         whole = op.name in self.backend.taken_apart
         written = self.written(op, progress) if op.name in self.backend.read_written else ()
-        waits = self.waits(op, demands, again, whole, progress) if again or whole or op.id in self.whole else ()
+        is_held = again or whole or op.id in self.whole.operands
+        waits = self.waits(op, demands, again, whole, progress) if is_held else ()
         for i in again:
             progress.note_again(self.graph.ops[i])
         progress.have.update(op.outputs)
@@ -223,15 +225,14 @@ class _Scheduler:
         roots = tuple(v for v in reads if not progress.is_near(v))
         if not whole and self.is_fused(op, again, roots):
             return ()
-        operands = (kept_of(self.graph, v, self.saved) for i in (*again, op.id) for v in self.whole.get(i, ()))
-        gathered = [v for v in dict.fromkeys(operands) if v is not None and not progress.is_near(v)]
+        gathered = self.whole.kept(self.graph, (*again, op.id), self.saved)
         late = (self.repeated(v, op.region) for v in demands if (roots or gathered) and self.sides.is_late(v))
         if (anchor := max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)) is None:
             return ()
         if self.backend.several:
             near, ops = {v for v in reads if progress.is_near(v)}, [(o, self.inputs(o)) for o in waiting]
             roots = dict.fromkeys([*waiting_roots(self.graph, ops, dict.fromkeys(roots), near), *gathered])
-        return tuple((v, progress.wait(v, anchor, v in gathered)) for v in roots)
+        return tuple((v, progress.wait(v, anchor)) for v in roots)
 
     def is_fused(self, op: Op, again: Iterable[int], roots: Collection[int]) -> bool:
         """Whether XLA fuses the ops recomputed before an elementwise op of the backward into it.
@@ -293,7 +294,8 @@ class _Scheduler:
     def written(self, op: Op, progress: Progress) -> tuple[int, ...]:
         """The operands of an op that end elementwise chains of the backward in the same region."""
         here = (v for v in dict.fromkeys(op.inputs) if self.graph.values[v].loop == progress.loop)
-        return tuple(v for v in here if v not in self.saved and self.backend.ends_chain(self.graph, v))
+        made = (v for v in here if v not in self.saved and v not in self.whole.values)
+        return tuple(v for v in made if self.backend.ends_chain(self.graph, v))
 
     def demands(self, op: Op) -> tuple[int, ...]:
         """The values that an op reads at its own level; for a loop, also those that its body reads from there."""
