@@ -15,6 +15,8 @@ On a GPU or TPU whose rates are known (`prices.targets`), writing and reading sa
 many products. So all plans of the menu are compared, not only the plans of the front. The smallest plan is taken that
 takes hardly longer than the minimum cut, and no longer than JAX's own plan. If the device has too little memory for it,
 the fastest plan is taken that should fit.
+
+Over several devices, results that devices would exchange again are saved, too, where they take little memory.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from jointcut.partition.prices.cost import REUSED_BYTES, CostModel, Roofline
 from jointcut.partition.prices.flops import is_fused
 from jointcut.partition.program.graph import Graph, Op
 from jointcut.partition.program.primitives import CALLS
+from jointcut.partition.program.roles import Side
 from jointcut.partition.search import mincut
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import FRONT, Candidate
@@ -78,6 +81,9 @@ ROOM = 0.9
 #: fewer bytes than `NOTICED` are too small for either.
 GAIN_BYTES, GAIN_SECONDS, NOTICED = 0.05, 0.01, 1 << 16
 
+#: The share of a plan's peak that is spent on saving results that devices would exchange again.
+LITTLE = 0.05
+
 
 def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
     """Return the best plan known.
@@ -93,6 +99,12 @@ def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
     if model is None:
         return plan
     planner = Planner(problem.timed(model))
+    return exchanging_less(planner, _chosen(planner, plan))
+
+
+def _chosen(planner: Planner, plan: Plan) -> Plan:
+    """The best plan beside the minimum cut."""
+    problem = planner.problem
     if problem.rates is not None:
         return leanest(planner, plan)
     if problem.of_process(plan.bytes_saved) >= REUSED_BYTES / 2 and (smaller := better(planner, plan)) is not None:
@@ -164,6 +176,29 @@ def better(planner: Planner, default: Plan) -> Plan | None:
         candidates += [c for c in planner.menu if c.step_seconds <= most_seconds]
     smallest = min(candidates, key=lambda c: (c.peak_bytes, c.step_seconds))
     return smallest.plan if smallest.peak_bytes <= most_bytes else None
+
+
+def exchanging_less(planner: Planner, plan: Plan) -> Plan:
+    """The plan, with those results saved, smallest first, that devices would exchange again, in `LITTLE` memory.
+
+    What the backward needs whole is gathered for it in any case.
+    """
+    problem, graph, again = planner.problem, planner.graph, {*plan.recomputed}
+    anyway = {m.op for m in graph.moves if any(graph.ops[i].origin is Side.BACKWARD for i, _ in m.readers)}
+    ops = dict.fromkeys(m.op for m in graph.moves if m.op in again - anyway)
+    if not ops or plan.segments:
+        return plan
+    results = [[v for v in graph.ops[op].outputs if graph.consumers[v]] for op in ops]
+    results = [own for own in results if not any(problem.verdicts[v].not_saved for v in own)]
+    left, more = LITTLE * planner.candidate(plan).peak_bytes, list[int]()
+    for own in sorted(results, key=lambda own: sum(problem.prices[v] for v in own)):
+        left -= sum(problem.prices[v] for v in own)
+        more += own if left >= 0 else []
+    kept = {name: getattr(plan, name) for name in ("kept_steps", "offloaded", "checkpoints")}
+    reasons = dict.fromkeys(more, "devices would exchange something again for it") | {s.value: s.reason for s in plan.saved}
+    values, dropped = {*plan.values, *more}, {*plan.dropped}.difference(more)
+    how = {"strategy": plan.strategy, "reasons": reasons, "dropped": dropped}
+    return planner.priced(Plan.of(problem, values, **how, **kept)) if more else plan
 
 
 #: The strategies by name.

@@ -17,7 +17,7 @@ from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.jax.devices import Devices
 from jointcut.partition.program.jax.jaxprs import Equation, Var
 from jointcut.partition.program.jax.meshes import Spec, mesh_within, read_specs, spec_of, told_specs
-from jointcut.partition.program.primitives import PRODUCTS, REDUCTIONS, VIEWS
+from jointcut.partition.program.primitives import PRODUCTS, REDUCTIONS, UNPARTED, VIEWS
 from jointcut.partition.program.roles import Move, Side
 from jointcut.partition.tiles.apart import in_graph
 
@@ -133,6 +133,8 @@ class Along(Rows):
                 break
         else:
             way, found = {}, [None] * len(eqn.outvars)
+        if eqn.primitive.name in UNPARTED:
+            self.moves.extend((eqn, eqn.invars[n], False) for n in given)
         if eqn.primitive.name in PRODUCTS | REDUCTIONS:
             self.moves.extend((eqn, eqn.invars[n], False) for n in given if n not in way)
             sums = zip(eqn.outvars, found, strict=True)
@@ -181,8 +183,8 @@ class Laid:
     def _moves(self, graph: Graph) -> Iterator[Move]:
         """What devices exchange if the forward runs again, by the op that must run for it.
 
-        A sum belongs to its op. An array that some op needs whole belongs to the op that computes it. The copy of an
-        input that the forward gathered serves the backward, too.
+        A sum belongs to its op. An array that is needed whole belongs to the op that computes it, or to the op that
+        needs it if no op of the backward does. The copy of an input that the forward gathered serves the backward, too.
         """
         ops = {id(op.payload): op for op in graph.ops if op.payload is not None}
         for axes, rows in self.rows.items():
@@ -199,7 +201,8 @@ class Laid:
             for value, readers in whole.items():
                 maker, sides = graph.maker_of(value), {graph.ops[op].origin for op, _ in readers}
                 if maker is not None and Side.FORWARD in sides:
-                    yield Move(maker.id, "all-gather", number * graph.values[value].bytes, tuple(readers))
+                    op = maker.id if Side.BACKWARD in sides else readers[0][0]
+                    yield Move(op, "all-gather", number * graph.values[value].bytes, tuple(readers))
 
 
 def _source(graph: Graph, value: int) -> int:
