@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem, as_problem
+from jointcut.partition.plans.runs import needed
 from jointcut.partition.prices.cost import REUSED_BYTES, CostModel, Roofline
 from jointcut.partition.prices.flops import is_fused
 from jointcut.partition.program.graph import Graph, Op
@@ -179,26 +180,39 @@ def better(planner: Planner, default: Plan) -> Plan | None:
 
 
 def exchanging_less(planner: Planner, plan: Plan) -> Plan:
-    """The plan, with those results saved, smallest first, that devices would exchange again, in `LITTLE` memory.
+    """The plan, with those results saved that devices would exchange again, those of one line together, the smallest
+    first, in `LITTLE` memory.
+    """
+    problem, graph = planner.problem, planner.graph
+    if plan.segments or not (lines := _exchanging(problem, plan)):
+        return plan
+    left, more = LITTLE * planner.candidate(plan).peak_bytes, list[int]()
+    for values in sorted(lines, key=lambda values: sum(problem.prices[v] for v in values)):
+        left -= sum(problem.prices[v] for v in values)
+        more += values if left >= 0 else []
+    if not more:
+        return plan
+    reasons = dict.fromkeys(more, "devices would exchange something again for it")
+    reasons |= {s.value: s.reason for s in plan.saved}
+    values = {*plan.values, *more}
+    runs = needed(problem, frozenset(values)).ops
+    dropped = [v for v in plan.dropped if graph.values[v].maker in runs and v not in values]
+    kept = {name: getattr(plan, name) for name in ("kept_steps", "offloaded", "checkpoints")}
+    made = Plan.of(problem, values, strategy=plan.strategy, reasons=reasons, dropped=dropped, **kept)
+    return planner.priced(made)
+
+
+def _exchanging(problem: Problem, plan: Plan) -> list[list[int]]:
+    """The results, by line, of the ops that run again and exchange something.
 
     What the backward needs whole is gathered for it in any case.
     """
-    problem, graph, again = planner.problem, planner.graph, {*plan.recomputed}
+    graph, again = problem.graph, {*plan.recomputed}
     anyway = {m.op for m in graph.moves if any(graph.ops[i].origin is Side.BACKWARD for i, _ in m.readers)}
-    ops = dict.fromkeys(m.op for m in graph.moves if m.op in again - anyway)
-    if not ops or plan.segments:
-        return plan
-    results = [[v for v in graph.ops[op].outputs if graph.consumers[v]] for op in ops]
-    results = [own for own in results if not any(problem.verdicts[v].not_saved for v in own)]
-    left, more = LITTLE * planner.candidate(plan).peak_bytes, list[int]()
-    for own in sorted(results, key=lambda own: sum(problem.prices[v] for v in own)):
-        left -= sum(problem.prices[v] for v in own)
-        more += own if left >= 0 else []
-    kept = {name: getattr(plan, name) for name in ("kept_steps", "offloaded", "checkpoints")}
-    reasons = dict.fromkeys(more, "devices would exchange something again for it") | {s.value: s.reason for s in plan.saved}
-    values, dropped = {*plan.values, *more}, {*plan.dropped}.difference(more)
-    how = {"strategy": plan.strategy, "reasons": reasons, "dropped": dropped}
-    return planner.priced(Plan.of(problem, values, **how, **kept)) if more else plan
+    lines: dict[str, list[int]] = {}
+    for op in (graph.ops[i] for i in dict.fromkeys(m.op for m in graph.moves if m.op in again - anyway)):
+        lines.setdefault(op.source, []).extend(v for v in op.outputs if graph.consumers[v])
+    return [values for values in lines.values() if not any(problem.verdicts[v].not_saved for v in values)]
 
 
 #: The strategies by name.
