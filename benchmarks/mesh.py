@@ -142,9 +142,7 @@ def named(found: Collectives, plan: Plan) -> Named:
         foreseen[each.kind, each.op.source] += each.count
     pieces = sum(n for kind, n in found.pieces.items() if kind in kinds)
     reported = Counter({(row.kind, row.line): row.count - row.plain_count for row in found.more if row.line})
-    return Named(
-        arrays.total() + pieces, (arrays & reported).total() + pieces, (arrays & foreseen).total()
-    )
+    return Named(arrays.total() + pieces, (arrays & reported).total() + pieces, (arrays & foreseen).total())
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,17 @@ def table_of(rows: list[Row], where: str) -> Table:
     """A line for each program."""
     title = f"Layouts of jit over {where}, temporaries of a device"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for head in ("", "plain", "in jit", "called", "error", "collectives: plain", "in jit", "called", "named by the plan"):
+    for head in (
+        "",
+        "plain",
+        "in jit",
+        "called",
+        "error",
+        "collectives: plain",
+        "in jit",
+        "called",
+        "named by the plan",
+    ):
         table.add_column(head, justify="left" if not head or head == "collectives: plain" else "right")
     for row in rows:
         shares = (f"{size / row.plain:.2f}" if row.plain else f"{size:,} B" for size in (row.in_jit, row.called))

@@ -178,6 +178,7 @@ class _Scheduler:
         self.rerunnable = rerunnable(graph)
         self.reruns = self.rerunnable.intersection(again)
         self.whole = Whole.of(graph)
+        self.there = saved.union(self.whole.values)  # in memory in any case
         self.stackable = self.stacked_by_reruns(again)
         self.orders: dict[int, Order] = {}
         self.given = frozenset(v for v, _ in graph.inputs)
@@ -186,16 +187,14 @@ class _Scheduler:
 
     def region(self, region_id: int, results: Iterable[int]) -> Order:
         """Order one region; its loops are ordered on the way, since the values they read must be computed first."""
-        loop = self.graph.regions[region_id].loop
-        progress = Progress(loop, dropped=self.dropped, whole=self.whole.values)
+        progress = Progress(self.graph.regions[region_id].loop, dropped=self.dropped, whole=self.whole.values)
         if region_id == TOP:
             progress.have.update(self.at_hand)
         steps = [self.step(self.graph.ops[i], progress) for i in self.backward[region_id]]
         last = self.missing(results, progress)
         reruns = {scan: self.rerun(self.graph.ops[scan], stacks) for scan, stacks in progress.stacked.items()}
-        order = Order(tuple(steps), last, tuple(progress.reads), reruns)
-        self.orders[region_id] = order
-        return order
+        self.orders[region_id] = Order(tuple(steps), last, tuple(progress.reads), reruns)
+        return self.orders[region_id]
 
     def step(self, op: Op, progress: Progress) -> Turn:
         """One op with the ops to recompute before it; `progress` is extended."""
@@ -207,8 +206,7 @@ class _Scheduler:
         again = self.missing(demands, progress)
         whole = op.name in self.backend.taken_apart
         written = self.written(op, progress) if op.name in self.backend.read_written else ()
-        is_held = again or whole or op.id in self.whole.operands
-        waits = self.waits(op, demands, again, whole, progress) if is_held else ()
+        waits = self.waits(op, demands, again, whole, progress)
         for i in again:
             progress.note_again(self.graph.ops[i])
         progress.have.update(op.outputs)
@@ -294,8 +292,7 @@ class _Scheduler:
     def written(self, op: Op, progress: Progress) -> tuple[int, ...]:
         """The operands of an op that end elementwise chains of the backward in the same region."""
         here = (v for v in dict.fromkeys(op.inputs) if self.graph.values[v].loop == progress.loop)
-        made = (v for v in here if v not in self.saved and v not in self.whole.values)
-        return tuple(v for v in made if self.backend.ends_chain(self.graph, v))
+        return tuple(v for v in here if v not in self.there and self.backend.ends_chain(self.graph, v))
 
     def demands(self, op: Op) -> tuple[int, ...]:
         """The values that an op reads at its own level; for a loop, also those that its body reads from there."""
@@ -325,8 +322,7 @@ class _Scheduler:
                 continue
             fresh.add(v)
             have.add(v)
-            value = graph.values[v]
-            maker = None if value.maker is None else graph.ops[value.maker]
+            value, maker = graph.values[v], graph.maker_of(v)
             if value.loop != progress.loop:
                 if progress.loop not in graph.ancestors[value.loop]:
                     progress.reads[v] = None
@@ -392,14 +388,12 @@ class _Scheduler:
         while maker is not None and maker.region == region and maker.inputs:
             if maker.name not in REPEATING and not is_reference(graph.values[v].payload):
                 break
-            v = maker.inputs[0]
-            maker = graph.maker_of(v)
+            v, maker = maker.inputs[0], graph.maker_of(maker.inputs[0])
         return v
 
     def is_constant(self, v: int) -> bool:
         """Whether a value is made of nothing, such as zeros in the body of a backward loop: nothing can wait for it."""
-        maker = self.graph.values[v].maker
-        return maker is not None and not self.graph.ops[maker].inputs
+        return (maker := self.graph.maker_of(v)) is not None and not maker.inputs
 
     def made_by(self, v: int) -> int:
         """The op that makes a value, as a place in program order; inputs come first."""
