@@ -34,6 +34,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.measure import memory_of, wide_console
+from benchmarks.mesh_figures import Named
 from benchmarks.parallel import (
     LAYERS,
     TIME,
@@ -97,29 +98,6 @@ LAYOUTS = {
     "sequence parallel": Layout((2, 4), P("d", "m"), {}),
     "experts": Layout((2, 4), P("d"), dict.fromkeys(("gate", "up", "down"), ("m", 0))),
 }
-
-
-@dataclass(frozen=True)
-class Named:
-    """What a step exchanges more than plain JAX.
-
-    Attributes:
-        more: the arrays that are more for a line of the model, and the collectives that are more since XLA joins fewer
-            arrays in one.
-        in_report: how many of them the report of the compiled step names with a line, or as pieces.
-        in_plan: how many of them the plan names, by their kind and line, before anything is compiled.
-    """
-
-    more: int
-    in_report: int
-    in_plan: int
-
-    def __str__(self) -> str:
-        """How many are named: "all", "all, 9 in the report alone", or "6 of 12"; nothing where nothing is more."""
-        if self.in_report < self.more:
-            return f"{self.in_report} of {self.more}"
-        alone = self.more - self.in_plan
-        return "" if not self.more else f"all, {alone} in the report alone" if alone else "all"
 
 
 def named(found: Collectives, plan: Plan) -> Named:
