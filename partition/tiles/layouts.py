@@ -103,8 +103,8 @@ class Along(Rows):
     """Where the values of one program lie along some axes of a mesh, and what the devices exchange.
 
     Attributes:
-        moves: the products and reductions at which devices exchange something: the equation, the value that all of them
-            need whole, and whether it is a sum of theirs.
+        moves: the products, reductions and reshapes at which devices exchange something: the equation, the value that
+            all of them need whole, and whether it is a sum of theirs.
     """
 
     moves: list[tuple[Equation, Any, bool]] = field(default_factory=list)
@@ -125,7 +125,9 @@ class Along(Rows):
         whole = {v for _, v, is_sum in self.moves if not is_sum}
         given = {n: p for n, p in enumerate(places) if isinstance(p, int)}
         if given and eqn.primitive.name == "reshape":
-            return [_reshaped(eqn, given[0])]
+            if (place := _reshaped(eqn, given[0])) is None:
+                self.moves.append((eqn, eqn.invars[0], False))
+            return [place]
         by_size = sorted(given, key=lambda n: (eqn.invars[n] in whole, -abstract.aval_bytes(eqn.invars[n].aval)))
         ways = [given, *({n: given[n]} for n in by_size)] if given else []
         for way in ways:

@@ -145,6 +145,20 @@ def routed(ws, x):
     return jnp.mean(x**2)
 
 
+def queued(ws, x):
+    """Rows that lie on several devices are put behind each other: XLA gathers them."""
+    for w in ws:
+        halves = jnp.tanh(x @ w).reshape(8, 32, 2, 32).transpose(0, 2, 1, 3).reshape(8, 64, 32)
+        x = x + jnp.sin(jnp.cumsum(jnp.exp(-jnp.square(halves)), axis=1)).reshape(8, 32, 64)
+    return jnp.mean(x**2)
+
+
+def a_reshape_that_puts_another_axis_first_gathers():
+    cut = aot.function(queued, policy={"*": aot.PREFER_RECOMPUTE}).trace(*SEQUENCE).partition()
+    graph = cut.split.graph
+    assert {graph.ops[i].name for move in graph.moves for i, _ in move.readers} >= {"reshape"}, graph.moves
+
+
 def small_results_are_kept_if_devices_would_exchange_something_again_for_them():
     args = [on(GRID, P(), w) for w in W], on(GRID, P("a"), X)
     problem = aot.function(routed).trace(*args).partition().split.problem
@@ -258,6 +272,7 @@ CLAIMS = [
     what_a_step_exchanges_is_counted_here_and_in_plain_jax,
     what_is_exchanged_more_is_told_by_line_with_a_reason,
     what_is_saved_in_parts_is_gathered_once_more_late_and_is_told,
+    a_reshape_that_puts_another_axis_first_gathers,
     small_results_are_kept_if_devices_would_exchange_something_again_for_them,
     pieces_are_told_apart_from_arrays,
     a_report_tells_the_same_of_the_step_that_it_compiled,

@@ -187,10 +187,10 @@ def _more(rows: list[Exchange], plain: list[Exchange], spared: Counter[str]) -> 
     again, before = (sum(row.count for row in side if not row.is_backward) for side in (rows, plain))
     if spared and not plain:
         why = f"in place of {' and '.join(counted(number, other) for other, number in sorted(spared.items()))}"
-    elif size > plain_size and again > before:
-        why = _AGAIN
+    elif size > plain_size:
+        why = _ONCE_MORE if kind == "all-gather" and again <= before else _AGAIN  # in a scan all is one backward
     else:
-        why = _ONCE_MORE if size > plain_size and kind == "all-gather" else _PIECES
+        why = _PIECES
     return More(kind, _ops(rows), line, count, plain_count, size, plain_size, why)
 
 
