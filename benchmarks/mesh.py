@@ -7,12 +7,16 @@
 A GPT and a mixture of experts of six layers, in a scan and unrolled, in five layouts that only the arguments name.
 Plain JAX, ours in the user's jit, and ours called. Bytes are temporaries of one device by XLA's account. Collectives
 are those that the compiled step runs, with the bytes that they make. Width 64 on the host, 512 where nothing runs.
+
+Where ours run more, the last column says whether the plan names them: each array that the compiled step exchanges more,
+for its line of the model. What only the report of the compiled step names is said apart.
 """
 
 import argparse
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,6 +34,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.measure import memory_of, wide_console
+from benchmarks.mesh_figures import Named
 from benchmarks.parallel import (
     LAYERS,
     TIME,
@@ -49,7 +54,11 @@ from benchmarks.parallel import (
     through,
 )
 from jointcut import aot
+from jointcut.aot.report.compare.collectives import Collectives
+from jointcut.aot.report.compare.exchanges import exchanges
 from jointcut.aot.run.compile import compiled
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.runs import repeated
 
 RESULTS = Path(__file__).parent / "results"
 MODELS: dict[str, tuple[Callable[[Array, Weights], Array], Shapes]] = {
@@ -91,6 +100,29 @@ LAYOUTS = {
 }
 
 
+def named(found: Collectives, plan: Plan) -> Named:
+    """Compare what a compiled step exchanges more with what the report of it and the plan say."""
+    kinds = {
+        kind
+        for kind, (count, size) in found.ours.totals.items()
+        for plain in [found.plain.totals.get(kind, (0, 0))]
+        if count > plain[0] or size > plain[1]
+    }
+    counts = [Counter[tuple[str, str]](), Counter[tuple[str, str]]()]
+    for side, rows in zip(counts, (found.ours.rows, found.plain.rows), strict=True):
+        for row in rows:
+            side[row.kind, row.line] += row.count if row.kind in kinds else 0
+    arrays = counts[0] - counts[1]
+    graph = plan.problem.graph if plan.problem is not None else None
+    told = () if graph is None else repeated(graph, plan.reruns(graph), dict(plan.segments))
+    foreseen = Counter[tuple[str, str]]()
+    for each in (each for rows in told for each in rows):
+        foreseen[each.kind, each.op.source] += each.count
+    pieces = sum(n for kind, n in found.pieces.items() if kind in kinds)
+    reported = Counter({(row.kind, row.line): row.count - row.plain_count for row in found.more if row.line})
+    return Named(arrays.total() + pieces, (arrays & reported).total() + pieces, (arrays & foreseen).total())
+
+
 @dataclass(frozen=True)
 class Row:
     """One program.
@@ -100,6 +132,7 @@ class Row:
         plain, in_jit, called: temporaries of plain JAX, of ours in the user's jit, and of ours called.
         error: the largest difference of a gradient, relative to the largest of it; None where nothing runs.
         moves: the collectives of the three.
+        named: what ours in jit and ours called exchange more, and how many of these are named.
         seconds: how long the row took to measure.
     """
 
@@ -109,6 +142,7 @@ class Row:
     called: int
     error: float | None
     moves: tuple[Moves, Moves, Moves]
+    named: tuple[Named, Named]
     seconds: float
 
 
@@ -148,23 +182,37 @@ def measure(name: str, model: str, layout: Layout, is_scan: bool, goal: aot.Targ
     ours = cut.trace(*args).partition().compile()
     called = ours.cut.jits.compiled("step")
     error = None if goal else relative_error(cut.value_and_grad(*args)[1], steps[0](*args)[1])
-    texts = tuple(moves(step.as_text() or "") for step in (*steps, called))
-    temps = (memory_of(step).temp for step in (*steps, called))
-    return Row(name, *temps, error, texts, time.perf_counter() - start)
+    steps.append(called)
+    texts, found = tuple(moves(step.as_text() or "") for step in steps), [exchanges([step]) for step in steps]
+    assert [side.totals for side in found] == [*texts], "the report counts what stands in the text"
+    told = tuple(named(Collectives(side, found[0]), ours.cut.plan) for side in found[1:])
+    temps = (memory_of(step).temp for step in steps)
+    return Row(name, *temps, error, texts, told, time.perf_counter() - start)
 
 
 def table_of(rows: list[Row], where: str) -> Table:
     """A line for each program."""
     title = f"Layouts of jit over {where}, temporaries of a device"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for head in ("", "plain", "in jit", "called", "error", "collectives: plain", "in jit", "called"):
+    for head in (
+        "",
+        "plain",
+        "in jit",
+        "called",
+        "error",
+        "collectives: plain",
+        "in jit",
+        "called",
+        "named by the plan",
+    ):
         table.add_column(head, justify="left" if not head or head == "collectives: plain" else "right")
     for row in rows:
         shares = (f"{size / row.plain:.2f}" if row.plain else f"{size:,} B" for size in (row.in_jit, row.called))
         error = "" if row.error is None else f"{row.error:.0e}"
         plain, *ours = row.moves
         texts = ("equal" if moved == plain else in_words(moved) for moved in ours)
-        table.add_row(row.name, f"{row.plain / 1e6:.1f} MB", *shares, error, in_words(plain), *texts)
+        told = "; ".join(dict.fromkeys(map(str, row.named)))
+        table.add_row(row.name, f"{row.plain / 1e6:.1f} MB", *shares, error, in_words(plain), *texts, told)
     return table
 
 

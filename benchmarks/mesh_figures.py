@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,49 @@ Row = Mapping[str, Any]
 Moves = Mapping[str, tuple[int, int]]
 
 
+@dataclass(frozen=True)
+class Named:
+    """What a step exchanges more than plain JAX.
+
+    Attributes:
+        more: the arrays that are more for a line of the model, and the collectives that are more since XLA joins fewer
+            arrays in one.
+        in_report: how many of them the report of the compiled step names with a line, or as pieces.
+        in_plan: how many of them the plan names, by their kind and line, before anything is compiled.
+    """
+
+    more: int
+    in_report: int
+    in_plan: int
+
+    def __str__(self) -> str:
+        """How many are named; nothing where nothing is more.
+
+        >>> [str(Named(*each)) for each in ((0, 0, 0), (12, 12, 12), (12, 12, 3), (12, 6, 6))]
+        ['', 'all', 'all, 9 in the report alone', '6 of 12']
+        """
+        if self.in_report < self.more:
+            return f"{self.in_report} of {self.more}"
+        alone = self.more - self.in_plan
+        return "" if not self.more else f"all, {alone} in the report alone" if alone else "all"
+
+
 def rows_of(file: str) -> list[Row]:
     """The rows that were measured on the host, `mesh`, or for a target, such as `mesh-h100x8`."""
     return json.loads((RESULTS / f"{file}.json").read_text("utf-8"))["rows"]
 
 
 def cells(file: str) -> Iterator[list[str]]:
-    """For each program its plain temporaries, ours in jit and called over these, and the collectives of the three."""
+    """For each program its plain temporaries, ours in jit and called over these, the collectives of the three, and how
+    many of those that are more are named.
+    """
     for row in rows_of(file):
         plain, *ours = row["moves"]
         kinds = ", ".join(f"{number} {kind}" for kind, (number, _) in sorted(plain.items()))
         shares = (f"{row[way] / row['plain']:.2f}" for way in ("in_jit", "called"))
-        yield [row["name"], f"{row['plain'] / 1e6:,.0f} MB", *shares, kinds, *(exchanged(plain, each) for each in ours)]
+        texts = (exchanged(plain, each) for each in ours)
+        told = "; ".join(dict.fromkeys(str(Named(**each)) for each in row["named"])) if "named" in row else "not asked"
+        yield [row["name"], f"{row['plain'] / 1e6:,.0f} MB", *shares, kinds, *texts, told]
 
 
 def exchanged(plain: Moves, ours: Moves) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jointcut.partition.lower.roots import waiting_roots
+from jointcut.partition.lower.roots import Whole, waiting_roots
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.rules import heavy, light, rerunnable
@@ -77,7 +77,7 @@ class Progress:
     `have` are the values at hand, `reads` the values taken from regions around it, and `passed` the number of heavy ops
     so far. `made_at` is `passed` when each value was last recomputed. `waited` is `passed` when each value last waited,
     and the cotangent that it waited for. `runs` tells how often each op was recomputed. `dropped` are values that are
-    not kept for far readers.
+    not kept for far readers, and `whole` those that devices gather (`Whole`).
     """
 
     loop: int
@@ -89,6 +89,7 @@ class Progress:
     runs: Counter[int] = field(default_factory=Counter)
     stacked: dict[int, dict[int, None]] = field(default_factory=dict)  # by the op id of a scan that runs again
     dropped: frozenset[int] = frozenset()
+    whole: Collection[int] = ()
 
     @property
     def near(self) -> int:
@@ -109,7 +110,7 @@ class Progress:
         If the value waited just now, this is the cotangent that it waited for then. The values recomputed then are
         still alive. For another cotangent the compiler would write that one out, in the midst of an elementwise chain.
         """
-        if v not in self.waited or self.passed - self.waited[v][0] > self.near:
+        if v not in self.waited or (self.passed - self.waited[v][0] > self.near and v not in self.whole):
             self.waited[v] = self.passed, anchor
         return self.waited[v][1]
 
@@ -123,7 +124,7 @@ class Progress:
         A value computed from dropped values is not light, unless it is dropped too.
         """
         op, is_dropped = graph.maker_of(v), v in self.dropped
-        if op is None or not (is_dropped or self.dropped.isdisjoint(op.inputs)):
+        if op is None or v in self.whole or not (is_dropped or self.dropped.isdisjoint(op.inputs)):
             return False
         is_light = light(graph, op)
         return (is_light or is_dropped) and self.runs[op.id] < (MOST_RUNS if is_light else MOST_DROPPED_RUNS)
@@ -176,6 +177,8 @@ class _Scheduler:
         self.special = {*OPEN, *self.backend.taken_apart, *self.backend.read_written}
         self.rerunnable = rerunnable(graph)
         self.reruns = self.rerunnable.intersection(again)
+        self.whole = Whole.of(graph)
+        self.there = saved.union(self.whole.values)  # in memory in any case
         self.stackable = self.stacked_by_reruns(again)
         self.orders: dict[int, Order] = {}
         self.given = frozenset(v for v, _ in graph.inputs)
@@ -184,19 +187,18 @@ class _Scheduler:
 
     def region(self, region_id: int, results: Iterable[int]) -> Order:
         """Order one region; its loops are ordered on the way, since the values they read must be computed first."""
-        progress = Progress(self.graph.regions[region_id].loop, dropped=self.dropped)
+        progress = Progress(self.graph.regions[region_id].loop, dropped=self.dropped, whole=self.whole.values)
         if region_id == TOP:
             progress.have.update(self.at_hand)
         steps = [self.step(self.graph.ops[i], progress) for i in self.backward[region_id]]
         last = self.missing(results, progress)
         reruns = {scan: self.rerun(self.graph.ops[scan], stacks) for scan, stacks in progress.stacked.items()}
-        order = Order(tuple(steps), last, tuple(progress.reads), reruns)
-        self.orders[region_id] = order
-        return order
+        self.orders[region_id] = Order(tuple(steps), last, tuple(progress.reads), reruns)
+        return self.orders[region_id]
 
     def step(self, op: Op, progress: Progress) -> Turn:
         """One op with the ops to recompute before it; `progress` is extended."""
-        if op.name not in self.special and progress.has(op.inputs):
+        if op.name not in self.special and op.id not in self.whole.operands and progress.has(op.inputs):
             progress.have.update(op.outputs)
             progress.note(op)
             return _alone(op.id)
@@ -204,7 +206,7 @@ class _Scheduler:
         again = self.missing(demands, progress)
         whole = op.name in self.backend.taken_apart
         written = self.written(op, progress) if op.name in self.backend.read_written else ()
-        waits = self.waits(op, demands, again, whole, progress) if again or whole else ()
+        waits = self.waits(op, demands, again, whole, progress)
         for i in again:
             progress.note_again(self.graph.ops[i])
         progress.have.update(op.outputs)
@@ -221,12 +223,13 @@ class _Scheduler:
         roots = tuple(v for v in reads if not progress.is_near(v))
         if not whole and self.is_fused(op, again, roots):
             return ()
-        late = (self.repeated(v, op.region) for v in demands if roots and self.sides.is_late(v))
+        gathered = self.whole.kept(self.graph, (*again, op.id), self.saved)
+        late = (self.repeated(v, op.region) for v in demands if (roots or gathered) and self.sides.is_late(v))
         if (anchor := max((v for v in late if not self.is_constant(v)), default=None, key=self.made_by)) is None:
             return ()
         if self.backend.several:
             near, ops = {v for v in reads if progress.is_near(v)}, [(o, self.inputs(o)) for o in waiting]
-            roots = waiting_roots(self.graph, ops, dict.fromkeys(roots), near)
+            roots = dict.fromkeys([*waiting_roots(self.graph, ops, dict.fromkeys(roots), near), *gathered])
         return tuple((v, progress.wait(v, anchor)) for v in roots)
 
     def is_fused(self, op: Op, again: Iterable[int], roots: Collection[int]) -> bool:
@@ -289,7 +292,7 @@ class _Scheduler:
     def written(self, op: Op, progress: Progress) -> tuple[int, ...]:
         """The operands of an op that end elementwise chains of the backward in the same region."""
         here = (v for v in dict.fromkeys(op.inputs) if self.graph.values[v].loop == progress.loop)
-        return tuple(v for v in here if v not in self.saved and self.backend.ends_chain(self.graph, v))
+        return tuple(v for v in here if v not in self.there and self.backend.ends_chain(self.graph, v))
 
     def demands(self, op: Op) -> tuple[int, ...]:
         """The values that an op reads at its own level; for a loop, also those that its body reads from there."""
@@ -319,8 +322,7 @@ class _Scheduler:
                 continue
             fresh.add(v)
             have.add(v)
-            value = graph.values[v]
-            maker = None if value.maker is None else graph.ops[value.maker]
+            value, maker = graph.values[v], graph.maker_of(v)
             if value.loop != progress.loop:
                 if progress.loop not in graph.ancestors[value.loop]:
                     progress.reads[v] = None
@@ -386,14 +388,12 @@ class _Scheduler:
         while maker is not None and maker.region == region and maker.inputs:
             if maker.name not in REPEATING and not is_reference(graph.values[v].payload):
                 break
-            v = maker.inputs[0]
-            maker = graph.maker_of(v)
+            v, maker = maker.inputs[0], graph.maker_of(maker.inputs[0])
         return v
 
     def is_constant(self, v: int) -> bool:
         """Whether a value is made of nothing, such as zeros in the body of a backward loop: nothing can wait for it."""
-        maker = self.graph.values[v].maker
-        return maker is not None and not self.graph.ops[maker].inputs
+        return (maker := self.graph.maker_of(v)) is not None and not maker.inputs
 
     def made_by(self, v: int) -> int:
         """The op that makes a value, as a place in program order; inputs come first."""

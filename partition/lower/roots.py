@@ -30,6 +30,46 @@ def waiting_roots(
     return [v for v in roots if v in walk.chosen]
 
 
+@dataclass(frozen=True)
+class Whole:
+    """The arrays that devices gather, since an op needs them whole.
+
+    A compiler gathers one as soon as it is there. So a saved one waits for the first op that reads it whole, or else
+    those of all layers would be whole together.
+
+    Attributes:
+        operands: these arrays by op.
+        values: all of them, with the values that they are views of. Each is computed again at most once, and waits at
+            most once: another value is gathered anew.
+    """
+
+    operands: Mapping[int, Collection[int]]
+    values: Collection[int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Whole:
+        """The arrays that devices gather on automatic axes, as far as that is foreseen."""
+        operands: dict[int, list[int]] = {}
+        for move in graph.moves:
+            for op, v in move.readers:
+                operands.setdefault(op, []).append(v)
+        return cls(operands, {v for own in operands.values() for v in own for v in _views(graph, v)})
+
+    def kept(self, graph: Graph, ops: Iterable[int], saved: Collection[int]) -> list[int]:
+        """The saved values that some ops read whole, or of which they read a view whole."""
+        views = (_views(graph, v) for op in ops for v in self.operands.get(op, ()))
+        found = (next((v for v in chain if v in saved), None) for chain in views)
+        return [v for v in dict.fromkeys(found) if v is not None]
+
+
+def _views(graph: Graph, v: int) -> list[int]:
+    """A value, the one that it is a view of, and so on."""
+    chain = [v]
+    while (maker := graph.maker_of(chain[-1])) is not None and maker.name in VIEWS:
+        chain.append(maker.inputs[0])
+    return chain
+
+
 @dataclass
 class _Walk:
     """The ops as they are passed: `views` are parts of roots, with these; values `late` wait or are made of such."""

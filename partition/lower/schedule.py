@@ -342,7 +342,7 @@ class _Turns:
         """The steps of one region."""
         order = self.orders[region]
         for turn in order.steps:
-            if turn.again or turn.whole:
+            if turn.again or turn.waits:
                 if self.waits:
                     yield from (Wait(v, anchor) for v, anchor in turn.waits if v in self.graph.arrays)
                 yield from (self.run(order, i, again=True) for i in turn.again)

@@ -55,6 +55,7 @@ WORDS: dict[str, str] = {
     "draws": "makes random numbers, or keys for others",
     "communicates": "talks to other devices, which must all take part",
     "gathers": "gives each device the parts of all: if it runs again, nothing but time is lost",
+    "unparted": "XLA gathers its operand on each device, along whatever axis it works",
     "calls": "a call that stays closed for the sake of its derivative; it is as cheap or heavy as the ops inside",
     "opens": "a call that may be replaced by the ops inside",
     "loops": "runs the program inside several times",
@@ -231,7 +232,7 @@ TABLE: dict[str, str] = {
     "cumsum": "cumulates linear",
     "approx_top_k": "sorts jumps 20",
     "sort": "sorts jumps 200",
-    "top_k": "sorts jumps 20",
+    "top_k": "sorts jumps unparted 20",
     "reduce_window": "windows by_body",
     "reduce_window_max": "windows",
     "reduce_window_min": "windows",
@@ -379,7 +380,7 @@ KEEPING, ROUNDING, RESHAPING, UNDONE = those("keeps"), those("rounds"), those("r
 COMPARING, ORDERS, JUMPING, MASKS = those("compares"), those("orders"), those("jumps"), those("masks")
 MAKES_ZEROS, BY_RESULT, DECOMPOSING = those("zeroes"), those("by_result"), those("decomposes")
 INDEXING, BRANCHING, LIBRARY, GATHERS = those("indexes"), those("branches"), those("library"), those("gathers")
-CALLING_BACK = those("calls_back")
+CALLING_BACK, UNPARTED = those("calls_back"), those("unparted")
 
 #: Reductions whose results for parts are joined by one more; primitives that make zeros from zeros.
 FOLDS, ZERO_OF_ZEROS = REDUCTIONS - those("finds"), LINEAR | those("zero")

@@ -139,8 +139,10 @@ class Move:
         op: the op that must run again if it is exchanged again.
         kind: "all-reduce" or "all-gather".
         bytes: the size of the result on each device.
+        readers: the ops of both halves that need an array whole, each with its operand.
     """
 
     op: int
     kind: str
     bytes: int
+    readers: tuple[tuple[int, int], ...] = ()

@@ -15,6 +15,8 @@ On a GPU or TPU whose rates are known (`prices.targets`), writing and reading sa
 many products. So all plans of the menu are compared, not only the plans of the front. The smallest plan is taken that
 takes hardly longer than the minimum cut, and no longer than JAX's own plan. If the device has too little memory for it,
 the fastest plan is taken that should fit.
+
+Over several devices, results that devices would exchange again are saved, too, where they take little memory.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from dataclasses import dataclass
 from jointcut.partition.plans.backend import Backend
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem, as_problem
+from jointcut.partition.plans.runs import needed
 from jointcut.partition.prices.cost import REUSED_BYTES, CostModel, Roofline
 from jointcut.partition.prices.flops import is_fused
 from jointcut.partition.program.graph import Graph, Op
 from jointcut.partition.program.primitives import CALLS
+from jointcut.partition.program.roles import Side
 from jointcut.partition.search import mincut
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import FRONT, Candidate
@@ -78,6 +82,9 @@ ROOM = 0.9
 #: fewer bytes than `NOTICED` are too small for either.
 GAIN_BYTES, GAIN_SECONDS, NOTICED = 0.05, 0.01, 1 << 16
 
+#: The share of a plan's peak that is spent on saving results that devices would exchange again.
+LITTLE = 0.05
+
 
 def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
     """Return the best plan known.
@@ -93,6 +100,12 @@ def best(program: Graph | Problem, cost: CostModel | None = None) -> Plan:
     if model is None:
         return plan
     planner = Planner(problem.timed(model))
+    return exchanging_less(planner, _chosen(planner, plan))
+
+
+def _chosen(planner: Planner, plan: Plan) -> Plan:
+    """The best plan beside the minimum cut."""
+    problem = planner.problem
     if problem.rates is not None:
         return leanest(planner, plan)
     if problem.of_process(plan.bytes_saved) >= REUSED_BYTES / 2 and (smaller := better(planner, plan)) is not None:
@@ -164,6 +177,42 @@ def better(planner: Planner, default: Plan) -> Plan | None:
         candidates += [c for c in planner.menu if c.step_seconds <= most_seconds]
     smallest = min(candidates, key=lambda c: (c.peak_bytes, c.step_seconds))
     return smallest.plan if smallest.peak_bytes <= most_bytes else None
+
+
+def exchanging_less(planner: Planner, plan: Plan) -> Plan:
+    """The plan, with those results saved that devices would exchange again, those of one line together, the smallest
+    first, in `LITTLE` memory.
+    """
+    problem, graph = planner.problem, planner.graph
+    if plan.segments or not (lines := _exchanging(problem, plan)):
+        return plan
+    left, more = LITTLE * planner.candidate(plan).peak_bytes, list[int]()
+    for values in sorted(lines, key=lambda values: sum(problem.prices[v] for v in values)):
+        left -= sum(problem.prices[v] for v in values)
+        more += values if left >= 0 else []
+    if not more:
+        return plan
+    reasons = dict.fromkeys(more, "devices would exchange something again for it")
+    reasons |= {s.value: s.reason for s in plan.saved}
+    values = {*plan.values, *more}
+    runs = needed(problem, frozenset(values)).ops
+    dropped = [v for v in plan.dropped if graph.values[v].maker in runs and v not in values]
+    kept = {name: getattr(plan, name) for name in ("kept_steps", "offloaded", "checkpoints")}
+    made = Plan.of(problem, values, strategy=plan.strategy, reasons=reasons, dropped=dropped, **kept)
+    return planner.priced(made)
+
+
+def _exchanging(problem: Problem, plan: Plan) -> list[list[int]]:
+    """The results, by line, of the ops that run again and exchange something.
+
+    What the backward needs whole is gathered for it in any case.
+    """
+    graph, again = problem.graph, {*plan.recomputed}
+    anyway = {m.op for m in graph.moves if any(graph.ops[i].origin is Side.BACKWARD for i, _ in m.readers)}
+    lines: dict[str, list[int]] = {}
+    for op in (graph.ops[i] for i in dict.fromkeys(m.op for m in graph.moves if m.op in again - anyway)):
+        lines.setdefault(op.source, []).extend(v for v in op.outputs if graph.consumers[v])
+    return [values for values in lines.values() if not any(problem.verdicts[v].not_saved for v in values)]
 
 
 #: The strategies by name.

@@ -17,7 +17,7 @@ from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.jax.devices import Devices
 from jointcut.partition.program.jax.jaxprs import Equation, Var
 from jointcut.partition.program.jax.meshes import Spec, mesh_within, read_specs, spec_of, told_specs
-from jointcut.partition.program.primitives import PRODUCTS, REDUCTIONS, VIEWS
+from jointcut.partition.program.primitives import PRODUCTS, REDUCTIONS, UNPARTED, VIEWS
 from jointcut.partition.program.roles import Move, Side
 from jointcut.partition.tiles.apart import in_graph
 
@@ -103,8 +103,8 @@ class Along(Rows):
     """Where the values of one program lie along some axes of a mesh, and what the devices exchange.
 
     Attributes:
-        moves: the products and reductions at which devices exchange something: the equation, the value that all of them
-            need whole, and whether it is a sum of theirs.
+        moves: the products, reductions and reshapes at which devices exchange something: the equation, the value that
+            all of them need whole, and whether it is a sum of theirs.
     """
 
     moves: list[tuple[Equation, Any, bool]] = field(default_factory=list)
@@ -125,7 +125,9 @@ class Along(Rows):
         whole = {v for _, v, is_sum in self.moves if not is_sum}
         given = {n: p for n, p in enumerate(places) if isinstance(p, int)}
         if given and eqn.primitive.name == "reshape":
-            return [_reshaped(eqn, given[0])]
+            if (place := _reshaped(eqn, given[0])) is None:
+                self.moves.append((eqn, eqn.invars[0], False))
+            return [place]
         by_size = sorted(given, key=lambda n: (eqn.invars[n] in whole, -abstract.aval_bytes(eqn.invars[n].aval)))
         ways = [given, *({n: given[n]} for n in by_size)] if given else []
         for way in ways:
@@ -133,6 +135,8 @@ class Along(Rows):
                 break
         else:
             way, found = {}, [None] * len(eqn.outvars)
+        if eqn.primitive.name in UNPARTED:
+            self.moves.extend((eqn, eqn.invars[n], False) for n in given)
         if eqn.primitive.name in PRODUCTS | REDUCTIONS:
             self.moves.extend((eqn, eqn.invars[n], False) for n in given if n not in way)
             sums = zip(eqn.outvars, found, strict=True)
@@ -181,25 +185,33 @@ class Laid:
     def _moves(self, graph: Graph) -> Iterator[Move]:
         """What devices exchange if the forward runs again, by the op that must run for it.
 
-        A sum belongs to its op. An array that some op needs whole belongs to the op that computes it: if it is saved,
-        or is an input, the copy that the forward gathered serves the backward, too.
+        A sum belongs to its op. An array that is needed whole belongs to the op that computes it, or to the op that
+        needs it if no op of the backward does. The copy of an input that the forward gathered serves the backward, too.
         """
         ops = {id(op.payload): op for op in graph.ops if op.payload is not None}
         for axes, rows in self.rows.items():
-            number, seen = self.layout.devices(axes).number, set[int]()
+            number, whole = self.layout.devices(axes).number, dict[int, list[tuple[int, int]]]()
             for region, along in _by_region(rows, graph):
                 for eqn, v, is_sum in along.moves:
                     op, value = ops.get(id(eqn)), region.names.get(v)
-                    if op is None or op.origin is not Side.FORWARD or not isinstance(value, int):
+                    if op is None or not isinstance(value, int):
                         continue
-                    if is_sum:
+                    if not is_sum:
+                        whole.setdefault(_source(graph, value), []).append((op.id, value))
+                    elif op.origin is Side.FORWARD:
                         yield Move(op.id, "all-reduce", graph.values[value].bytes)
-                        continue
-                    while (maker := graph.maker_of(value)) is not None and maker.name in VIEWS | {STEP}:
-                        value = maker.inputs[0]
-                    if maker is not None and value not in seen:
-                        seen.add(value)
-                        yield Move(maker.id, "all-gather", number * graph.values[value].bytes)
+            for value, readers in whole.items():
+                maker, sides = graph.maker_of(value), {graph.ops[op].origin for op, _ in readers}
+                if maker is not None and Side.FORWARD in sides:
+                    op = maker.id if Side.BACKWARD in sides else readers[0][0]
+                    yield Move(op, "all-gather", number * graph.values[value].bytes, tuple(readers))
+
+
+def _source(graph: Graph, value: int) -> int:
+    """The value of which another one is a view."""
+    while (maker := graph.maker_of(value)) is not None and maker.name in VIEWS | {STEP}:
+        value = maker.inputs[0]
+    return value
 
 
 def _reshaped(eqn: Equation, axis: int) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,17 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.parallel import moves
+from benchmarks.parallel import attention, moves, norm
 from claims import tell
 from jointcut import aot
-from jointcut.aot.report.compare.exchanges import exchanges
+from jointcut.aot.report.compare.collectives import Collectives
+from jointcut.aot.report.compare.exchanges import Exchange, Exchanges, exchanges
+from jointcut.aot.report.held import held
+from jointcut.partition.plans.plan import Plan
+from jointcut.partition.plans.runs import repeated
+from jointcut.partition.prices.cost import Roofline
+from jointcut.partition.search.best import exchanging_less
+from jointcut.partition.search.budget import Planner
 
 LINE = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
 GRID = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
@@ -98,6 +106,88 @@ def what_is_exchanged_more_is_told_by_line_with_a_reason():
     everything = aot.function(attending, policy={"*": aot.MUST_RECOMPUTE})
     again = aot.collectives(updated(everything), *SEQUENCE).more
     assert any("computed again for the backward" in row.why for row in again), again
+
+
+def heads(ws, x):
+    """Keys and values that are saved, and scores that run again: the backward reads the keys for both."""
+    for w in 2 * ws:
+        x = x + attention(x, {"qkv": (w, w.T, w + w.T), "out": w}, 4)
+        x = x + jnp.tanh(jnp.tanh(norm(x) @ w) @ w.T) @ w
+    return jnp.mean(x**2)
+
+
+def what_is_saved_in_parts_is_gathered_once_more_late_and_is_told():
+    cut = aot.function(heads, policy={"reshape": aot.MUST_SAVE, "exp": aot.MUST_RECOMPUTE}).trace(*SEQUENCE).partition()
+    graph, plan, program = cut.split.graph, cut.plan, cut.compile().programs[0]
+    plain = jax.jit(jax.value_and_grad(heads)).lower(*SEQUENCE).compile()
+    found = Collectives(exchanges([program]), exchanges([plain]))
+    assert [side.totals["all-gather"][0] for side in (found.ours, found.plain)] == [24, 12], found
+    _, whole = repeated(graph, plan.reruns(graph))
+    assert sum(row.count for row in whole) == sum(row.count - row.plain_count for row in found.more) == 12, found
+    assert {row.op.source for row in whole} == {row.line for row in found.more}, (whole, found.more)
+    (line,) = [line for line in plan.remarks if "once more" in line]
+    at = [f"dot_general at {row.line}" for row in sorted(found.more, key=lambda row: row.line)]
+    assert line == (
+        f"devices exchange 393.2 kB once more, in 12 all-gathers: {' and '.join(at)} read whole in the backward what "
+        "each device keeps a part of"
+    ), line
+    alive = held(program)
+    late = [b for b in alive.buffers if b.bytes == 4 * 32 * 64 * 4 and b.first >= alive.boundary]
+    most = max(sum(b.first <= step <= b.last for b in late) for step in range(len(alive.moments)))
+    assert 0 < most < 12, (most, len(late))
+
+
+def routed(ws, x):
+    """The experts of each token, by `top_k`, whose operand XLA gathers."""
+    for w in ws:
+        gates, chosen = lax.top_k(jax.nn.softmax(jnp.tanh(x @ w)), 2)
+        x = x + jnp.sin(jnp.sum(gates[..., None] * jax.nn.one_hot(chosen, 64), axis=-2) * x)
+    return jnp.mean(x**2)
+
+
+def queued(ws, x):
+    """Rows that lie on several devices are put behind each other: XLA gathers them."""
+    for w in ws:
+        halves = jnp.tanh(x @ w).reshape(8, 32, 2, 32).transpose(0, 2, 1, 3).reshape(8, 64, 32)
+        x = x + jnp.sin(jnp.cumsum(jnp.exp(-jnp.square(halves)), axis=1)).reshape(8, 32, 64)
+    return jnp.mean(x**2)
+
+
+def a_reshape_that_puts_another_axis_first_gathers():
+    cut = aot.function(queued, policy={"*": aot.PREFER_RECOMPUTE}).trace(*SEQUENCE).partition()
+    graph = cut.split.graph
+    assert {graph.ops[i].name for move in graph.moves for i, _ in move.readers} >= {"reshape"}, graph.moves
+
+
+def small_results_are_kept_if_devices_would_exchange_something_again_for_them():
+    args = [on(GRID, P(), w) for w in W], on(GRID, P("a"), X)
+    problem = aot.function(routed).trace(*args).partition().split.problem
+    graph, planner = problem.graph, Planner(problem.timed(Roofline(1e11, 1e10, 1e10)))
+    assert {graph.ops[move.op].name for move in graph.moves if move.kind == "all-gather"} == {"top_k"}, graph.moves
+    nothing = Plan.of(problem, [])
+    kept = exchanging_less(planner, nothing)
+    assert {s.op for s in kept.saved} == {"top_k"} and len(kept.saved) == 6, kept
+    assert {s.reason for s in kept.saved} == {"devices would exchange something again for it"}, kept
+    told = [[line for line in plan.remarks if "once more" in line] for plan in (nothing, kept)]
+    assert "in 3 all-gathers: top_k at" in told[0][0] and not told[1], told
+    assert exchanging_less(planner, kept) is kept
+    tiny = replace(problem, prices=tuple(10**9 for _ in problem.prices))
+    assert exchanging_less(Planner(tiny.timed(Roofline(1e11, 1e10, 1e10))), nothing) is nothing
+
+
+def pieces_are_told_apart_from_arrays():
+    def side(pieces, arrays):
+        rows = [Exchange("all-reduce", "dot_general", "a.py:1 (f)", True, arrays, 800)] if arrays else []
+        return Exchanges({"all-reduce": (pieces, 800)} if pieces else {}, tuple(rows))
+
+    assert Collectives(side(4, 8), side(1, 8)).pieces == {"all-reduce": 3}
+    (line,) = Collectives(side(4, 8), side(1, 8)).remarks
+    assert line == (
+        "devices exchange 4 all-reduces, 800 B per device (plain JAX 1, 800 B: 3 pieces more, as layers wait for "
+        "each other and XLA joins fewer)"
+    ), line
+    assert Collectives(side(4, 8), side(1, 5)).pieces == {}
+    assert Collectives(side(4, 8), side(0, 0)).pieces == Collectives(side(1, 8), side(4, 8)).pieces == {}
 
 
 def a_report_tells_the_same_of_the_step_that_it_compiled():
@@ -181,6 +271,10 @@ def a_part_that_the_user_takes_is_no_such_array():
 CLAIMS = [
     what_a_step_exchanges_is_counted_here_and_in_plain_jax,
     what_is_exchanged_more_is_told_by_line_with_a_reason,
+    what_is_saved_in_parts_is_gathered_once_more_late_and_is_told,
+    a_reshape_that_puts_another_axis_first_gathers,
+    small_results_are_kept_if_devices_would_exchange_something_again_for_them,
+    pieces_are_told_apart_from_arrays,
     a_report_tells_the_same_of_the_step_that_it_compiled,
     an_array_that_is_gathered_whole_is_told_where_xla_logs_it,
     a_part_that_the_user_takes_is_no_such_array,

@@ -20,7 +20,8 @@ JSON = dict[str, Any]
 
 _AGAIN = "computed again for the backward, which costs less memory than keeping its result"
 _ONCE_MORE = "the backward gathers once more what the forward had gathered"
-_PIECES = "as many bytes in more pieces: layers wait for each other, so XLA joins fewer"
+_WAITING = "as layers wait for each other and XLA joins fewer"
+_PIECES = f"as many bytes in more pieces, {_WAITING}"
 _PER = " per device"
 _SHOWN = 8  # lines
 
@@ -83,6 +84,17 @@ class Collectives:
         ]
         return tuple(sorted(found, key=lambda row: (row.plain_bytes - row.bytes, row.kind, row.line)))
 
+    @cached_property
+    def pieces(self) -> dict[str, int]:
+        """By kind, how many collectives are more than in plain JAX since XLA joins fewer arrays in one."""
+        joined = [Counter({row.kind: 0 for row in side.rows}) for side in (self.ours, self.plain)]
+        for side, found in zip((self.ours, self.plain), joined, strict=True):
+            found.update({kind: -count for kind, (count, _) in side.totals.items()})
+            for row in side.rows:
+                found[row.kind] += row.count
+        here, there = joined
+        return {kind: there[kind] - here[kind] for kind in here if 0 <= here[kind] < there[kind]}
+
     @property
     def whole(self) -> tuple[Gathered, ...]:
         """The arrays that are gathered whole although each device keeps a part, largest first."""
@@ -124,7 +136,8 @@ class Collectives:
         text = f"{counted(here[0], kind)}, {human_bytes(here[1])}{_PER}" if here[0] else f"no {kind}"
         if here == there:
             return f"{text} (as plain JAX)"
-        return f"{text} (plain JAX {there[0]:,}{f', {human_bytes(there[1])}' * bool(there[0])})"
+        why = f": {counted(count, 'piece')} more, {_WAITING}" if (count := self.pieces.get(kind, 0)) else ""
+        return f"{text} (plain JAX {there[0]:,}{f', {human_bytes(there[1])}' * bool(there[0])}{why})"
 
     # ------------------------------------------------------------------------------------- in files and pictures
 
@@ -174,10 +187,10 @@ def _more(rows: list[Exchange], plain: list[Exchange], spared: Counter[str]) -> 
     again, before = (sum(row.count for row in side if not row.is_backward) for side in (rows, plain))
     if spared and not plain:
         why = f"in place of {' and '.join(counted(number, other) for other, number in sorted(spared.items()))}"
-    elif size > plain_size and again > before:
-        why = _AGAIN
+    elif size > plain_size:
+        why = _ONCE_MORE if kind == "all-gather" and again <= before else _AGAIN  # in a scan all is one backward
     else:
-        why = _ONCE_MORE if size > plain_size and kind == "all-gather" else _PIECES
+        why = _PIECES
     return More(kind, _ops(rows), line, count, plain_count, size, plain_size, why)
 
 

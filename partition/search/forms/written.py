@@ -152,7 +152,9 @@ class Rewriting:
         bodies = {number[i]: replace(body, op=number[i]) for i, body in graph.bodies.items()}
         nested = {number[i]: step for i, step in graph.nested.items()}
         updates = tuple(replace(update, ops=tuple(number[i] for i in update.ops)) for update in graph.updates)
-        moves = tuple(replace(move, op=number[move.op]) for move in graph.moves)
+        readers = [tuple((number[op], v) for op, v in move.readers) for move in graph.moves]
+        pairs = zip(graph.moves, readers, strict=True)
+        moves = tuple(replace(move, op=number[move.op], readers=own) for move, own in pairs)
         parts = {"values": tuple(values), "ops": tuple(ops), "regions": tuple(regions), "updates": updates}
         forms = (*graph.forms, *self.forms)
         return replace(graph, **parts, bodies=bodies, nested=nested, forms=forms, moves=moves)
