@@ -21,12 +21,22 @@ from jointcut.aot.ratchet.weigh import weighed
 from jointcut.aot.report.compare.diff import Diff
 from jointcut.aot.report.compare.snapshot import Snapshot
 from jointcut.aot.report.compare.stored import from_dict
-from jointcut.partition.errors import CallError, JointcutError, PeakError, choices, message
+from jointcut.partition.errors import (
+    BudgetError,
+    CallError,
+    JointcutError,
+    PeakError,
+    TargetError,
+    TraceError,
+    choices,
+    message,
+)
+from jointcut.wrappers.boundary import bounded
 
 Named = dict[str, tuple[str, Snapshot]]  # the test and the step of each name
 
 #: The errors that fail a test with their text alone.
-REFUSED = PeakError, CallError
+REFUSED = PeakError, CallError, TraceError, TargetError, BudgetError
 
 _CURE = "Give bytes, as in @pytest.mark.peak('66 MB')."
 
@@ -85,6 +95,7 @@ class Session:
             for name in [name for name, (by, _) in named.items() if by == test]:
                 del named[name]
 
+    @bounded
     def weigh(
         self, test: str, mark: Limit | None, name: str | None, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Snapshot:

@@ -427,6 +427,6 @@ def test_what_is_no_function_is_refused(given):
     with pytest.raises(CallError) as caught:
         aot.doctor("7MB").check(given, WIDE)
     assert str(caught.value) == (
-        f"check(...) is a {type(given).__name__}, which cannot be called.\n"
+        f"check(...) is of type {type(given).__name__}, which cannot be called.\n"
         "Give a function and its arguments: doctor.check(step, params, batch)."
     )

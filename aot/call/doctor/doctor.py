@@ -24,6 +24,7 @@ from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
 from jointcut.partition.program.jax import jitting, runtime
 from jointcut.partition.program.roles import Side
+from jointcut.wrappers.boundary import bounded_class
 
 _COMPILES = "/jax/core/compile/"
 _NO_ROOM = "RESOURCE_EXHAUSTED"
@@ -92,6 +93,7 @@ def _at_peak(lives: Lifetimes | None) -> list[str]:
     return lines
 
 
+@bounded_class()
 class Doctor:
     """Watches a block; `diagnoses` has the functions of the block that do not fit, the largest first."""
 
@@ -108,7 +110,7 @@ class Doctor:
         The function may be jitted or not, or an `aot.function`, whose value and gradient are meant.
         """
         if not callable(function):
-            what = f"is a {type(function).__name__}, which cannot be called."
+            what = f"is of type {type(function).__name__}, which cannot be called."
             cure = "Give a function and its arguments: doctor.check(step, params, batch)."
             raise CallError(message("check(...)", what, cure))
         subject = _subject(function, args, kwargs, self._goal)

@@ -6,6 +6,7 @@ place that has the same gradient: the loss as an `aot.function` with a budget.
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +128,8 @@ def _replaced(cut: Callable[[Loss], Loss]) -> Iterator[list[GradientTaken]]:
     def other(loss: Loss, arguments: Any) -> Loss:
         if inside:  # a gradient that a loss takes
             return loss
-        found.append(GradientTaken(name_of(loss), _bytes(arguments), isinstance(loss, Function)))
+        users = _users(loss)
+        found.append(GradientTaken(name_of(users), _bytes(arguments), isinstance(users, Function)))
         chosen = cut(loss)
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -145,6 +147,13 @@ def _replaced(cut: Callable[[Loss], Loss]) -> Iterator[list[GradientTaken]]:
 
     with jitting.losses_replaced(other), jitting.replaced(Function, "value_and_grad", method):
         yield found
+
+
+def _users(loss: Loss) -> Any:
+    """Return the user's loss; Equinox's `filter_grad` differentiates a function of its own around it."""
+    if getattr(loss, "__module__", "").partition(".")[0] != "equinox":
+        return loss
+    return getattr(inspect.getclosurevars(loss).nonlocals.get("self"), "_fun", loss)
 
 
 def _bytes(arguments: Any) -> int:

@@ -232,16 +232,34 @@ def arrays(found: Sequence[Change], title: str, everything: bool = False) -> Ite
     table = tabular.plain_table()
     table.add_column("", no_wrap=True)
     table.add_column("change", justify="right", no_wrap=True)
-    for name, width in (("array", 30), ("made by", 13), ("at", 26), ("in", 16)):
+    widths = _widths(shown)
+    for name, width in widths.items():
         table.add_column(name, no_wrap=True, max_width=width)
     for change in shown:
-        table.add_row(*_cells(change, 30, 13, 26, 16))
+        table.add_row(*_cells(change, *widths.values()))
     yield Text("")
     yield Text(f"{title}: {signed(sum(c.bytes_more for c in found))}", style="bold")
     yield table
     if rest := [change for change in changed if change not in shown]:
         size = signed(sum(change.bytes_more for change in rest))
         yield Text(f"  and {len(rest):,} smaller changes, {size} together", style="dim")
+
+
+#: The columns of arrays, with the most and the least that each may have; the last gives way first.
+_WIDTHS = {"array": (36, 20), "made by": (13, 9), "at": (26, 18), "in": (16, 10)}
+
+
+def _widths(shown: Sequence[Change]) -> dict[str, int]:
+    """Return the widths of the columns of arrays, which leave those of what changed whole."""
+    cells = [_cells(change, *(most for most, _ in _WIDTHS.values())) for change in shown]
+    how, change, *rest = (max(map(len, column)) for column in zip(*cells, strict=True))
+    widths = {name: max(len(name), width) for name, width in zip(_WIDTHS, rest, strict=True)}
+    excess = how + max(change, len("change")) + sum(widths.values()) + 2 * (len(widths) + 1) - tabular.WIDTH
+    for name in reversed(widths):
+        spared = max(0, min(excess, widths[name] - _WIDTHS[name][1]))
+        widths[name] -= spared
+        excess -= spared
+    return widths
 
 
 def _cells(change: Change, *widths: int) -> tuple[str, ...]:
@@ -256,9 +274,12 @@ def _cells(change: Change, *widths: int) -> tuple[str, ...]:
 
 
 def _type(change: Change) -> str:
-    """Return the type of an array, with the one that it had if that was another."""
-    old = "" if change.before is None else change.before.type
-    return f"{old} -> {change.array.type}" if old and old != change.array.type else change.array.type
+    """Return the type of an array, with what it was if that was another: `float32[3,8] -> [4,8]`."""
+    old, new = "" if change.before is None else change.before.type, change.array.type
+    if not old or old == new:
+        return new
+    dtype, _, shape = new.partition("[")
+    return f"{old} -> [{shape}" if old.startswith(f"{dtype}[") else f"{old} -> {new}"
 
 
 def table_of(name: str, title: str, found: Sequence[Change], per: str = "") -> JSON:
