@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from jointcut.aot.ratchet.verdict import Compared
+from jointcut.aot.ratchet.verdict import Compared, grew
 from jointcut.aot.report.compare.diff import Diff
 from jointcut.aot.report.compare.snapshot import Snapshot
 
@@ -34,3 +34,20 @@ def test_a_figure_grows_by_more_than_what_is_tolerated(name, after, tolerance, h
 
 def test_what_was_nothing_grows_by_any_byte():
     assert compared("collective_bytes", 0, 1, "1/2").grown == ["collective_bytes"]
+
+
+def test_a_lost_donation_is_told_as_arguments_and_results():
+    old, new = (
+        Snapshot("step", "cpu", "0.12", "XLA", {"peak_bytes": peak, "temp_bytes": temps})
+        for peak, temps in ((9_000_000, 7_000_000), (10_000_000, 6_000_000))
+    )
+    assert grew(Compared(Diff(old, new)), "test_step", "peaks.json", "pytest --peak-record test_step") == (
+        "test_step takes more than peaks.json says for JAX 0.12, cpu: peak of a step.\n"
+        "  peak of a step         9.00 MB -> 10.0 MB  +1.00 MB   +11%\n"
+        "  temporaries            7.00 MB -> 6.00 MB  -1.00 MB   -14%\n"
+        "  arguments and results  2.00 MB -> 4.00 MB  +2.00 MB  +100%\n"
+        "  arguments and results take more: larger ones, one more result, or a donation that is lost\n"
+        "  XLA does not say for cpu which arrays these are: see records without a target\n"
+        "\n"
+        "If that is meant, accept it: pytest --peak-record test_step"
+    )

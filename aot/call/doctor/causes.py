@@ -144,7 +144,8 @@ def _donation(subject: Subject, places: dict[int, int]) -> Iterator[Cause]:
     donated = _all_donated(subject, places)
     names = [f"{subject.parameter(i)} ({human_bytes(size)})" for i, size in places.items()]
     evidence = f"the results are of the types of {' and '.join(names)}, and take memory of their own."
-    cure = f"{subject.name} = jax.jit({subject.name}, donate_argnums={donated})"
+    name = subject.name if subject.name.isidentifier() else "f"
+    cure = f"{name} = jax.jit({name}, donate_argnums={donated})"
     if subject.within is not None:
         cure = f"{_donating(subject, donated)}, where {subject.name} is jitted"
     yield Cause("donation", evidence, cure, subject.anew(donated=donated).account.peak_bytes)

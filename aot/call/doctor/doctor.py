@@ -29,7 +29,7 @@ from jointcut.wrappers.boundary import bounded_class
 _COMPILES = "/jax/core/compile/"
 _NO_ROOM = "RESOURCE_EXHAUSTED"
 _SHOWN = 5
-_CURE = "Give a number of bytes, as in aot.doctor(memory='24GiB')."
+_CURE = "Give bytes, as in aot.doctor(memory='24GiB') or --memory 24GiB, or a device that is not here: target='h100'."
 _NONE = "The doctor saw no function compiled in this block. Ask aot.doctor().check(function, *args)."
 
 
@@ -198,7 +198,11 @@ def doctor(memory: Budget | None = None, *, target: str | Target | None = None) 
 
 def _memory_bytes(memory: Budget | None, goal: Target | None) -> int:
     if memory is not None:
-        size = limit(memory).peak_bytes
+        try:
+            size = limit(memory).peak_bytes
+        except BudgetError as error:
+            what = str(error).partition("\n")[0].removeprefix("budget ")
+            raise BudgetError(message("memory", what, _CURE)) from error
         if size is None:
             raise BudgetError(message("memory", f"is {memory!r}, no number of bytes.", _CURE))
         return size

@@ -67,6 +67,13 @@ def gradients(subject: Subject) -> list[GradientTaken]:
     return found
 
 
+@contextmanager
+def gradients_taken() -> Iterator[list[GradientTaken]]:
+    """Yield a list of the gradients that are taken while this lasts."""
+    with _replaced(lambda loss: loss) as found:
+        yield found
+
+
 def budget_for(subject: Subject, found: Sequence[GradientTaken], memory_bytes: int) -> BudgetTried:
     """Try budgets for all losses of a step, and return the first one with which it fits, or else the least.
 

@@ -63,16 +63,15 @@ class Subject:
         """
         _refuse(function)
         types: Sequence[Any] = jax.tree.map(lambda leaf: _type(leaf, goal), (tuple(args), dict(kwargs)))
-        name, within = name_of(function), None
-        if not jitting.is_jitted(function):
-            within = Within.of(function, types[0], types[1])
-            if within is not None:
-                return cls(name, within.jitted, within.types, {}, goal, within=within)
+        if jitting.is_jitted(function):
+            jitted, made = function, function.__wrapped__
+        elif (within := Within.of(function, types[0], types[1])) is not None:
+            return cls(name_of(function), within.jitted, within.types, {}, goal, within=within)
+        else:
             traceable, *types = with_fixed(function, types[0], types[1])
-            function = jax.jit(traceable)
-        jitted: Any = function
-        is_gradient = getattr(jitted.__wrapped__, "__code__", None) is jax.grad(abs).__code__
-        return cls(name, jitted, types[0], types[1], goal, is_gradient)
+            jitted, made = jax.jit(traceable), function
+        is_gradient = getattr(made, "__code__", None) is jax.grad(abs).__code__
+        return cls(name_of(function), jitted, types[0], types[1], goal, is_gradient)
 
     @cached_property
     def traced(self) -> jax.stages.Traced:

@@ -57,6 +57,20 @@ class Diff:
         return {name: (old[name], new[name]) for name in FIGURES if name in old and name in new}
 
     @property
+    def told(self) -> list[tuple[str, str, tuple[float, float]]]:
+        """The figures that are shown, each with its words: of both steps, and what is `outside` if that changes."""
+        found = [(name, FIGURES[name], pair) for name, pair in self.figures.items()]
+        if self.outside[0] != self.outside[1]:
+            found.insert(2, ("outside_bytes", "arguments and results", self.outside))
+        return found
+
+    @property
+    def outside(self) -> tuple[float, float]:
+        """The bytes of arguments and results, what is donated once, before and after; 0 where they are not known."""
+        peaks, temps = (self.figures.get(name) for name in ("peak_bytes", "temp_bytes"))
+        return (0, 0) if peaks is None or temps is None else (peaks[0] - temps[0], peaks[1] - temps[1])
+
+    @property
     def is_empty(self) -> bool:
         """Whether all figures and arrays are the same, but for scopes and lines."""
         is_same = all(change.how == "same" for change in (*self.at_peak, *self.saved))
@@ -87,7 +101,7 @@ class Diff:
 
     def _parts(self, everything: bool) -> Iterator[RenderableType]:
         yield tabular.headline(self.after.function, f", {self.headline}")
-        rows = [(FIGURES[name], figure_cells(name, *pair)) for name, pair in self.figures.items()]
+        rows = [(words, figure_cells(name, *pair)) for name, words, pair in self.told]
         yield tabular.figures(rows[:1], [(f"  {name}", cells) for name, cells in rows[1:]], _COLUMNS)
         yield from tabular.notes(self.remarks)
         yield from arrays(self.at_peak, _LISTS["at_peak"], everything)
@@ -117,10 +131,10 @@ class Diff:
     def data(self) -> JSON:
         """The contents of the page, as plain JSON."""
         totals = []
-        for place, (name, pair) in enumerate(self.figures.items()):
+        for place, (name, words, pair) in enumerate(self.told):
             old, new, more, share = figure_cells(name, *pair)
             detail = f"before: {old}" + (f", {more} ({share})" if more != "same" else ", the same")
-            label = FIGURES[name] + self._per * name.endswith("bytes")
+            label = words + self._per * name.endswith("bytes")
             totals.append({"label": label, "value": new, "detail": detail, **({"main": True} if not place else {})})
         sections = [
             *self._memory(),
