@@ -413,12 +413,19 @@ def test_memory_has_to_be_known():
         aot.doctor()
     assert str(caught.value) == (
         "doctor() asks what the device has, and cpu does not say.\n"
-        "Give a number of bytes, as in aot.doctor(memory='24GiB')."
+        "Give bytes, as in aot.doctor(memory='24GiB') or --memory 24GiB, or a device that is not here: target='h100'."
     )
     with pytest.raises(BudgetError) as caught:
         aot.doctor(0.5)
     assert str(caught.value) == (
-        "memory is 0.5, no number of bytes.\nGive a number of bytes, as in aot.doctor(memory='24GiB')."
+        "memory is 0.5, no number of bytes.\n"
+        "Give bytes, as in aot.doctor(memory='24GiB') or --memory 24GiB, or a device that is not here: target='h100'."
+    )
+    with pytest.raises(BudgetError) as caught:
+        aot.doctor("much")
+    assert str(caught.value) == (
+        "memory is 'much', not a number and its unit.\n"
+        "Give bytes, as in aot.doctor(memory='24GiB') or --memory 24GiB, or a device that is not here: target='h100'."
     )
 
 
