@@ -390,10 +390,10 @@ def test_doctor_says_whether_a_function_fits(place, memory, code):
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_named(place, function, example, text):
-    functions = "'Model', 'branches', 'deep', 'loss', 'made', 'made_args', 'needy', 'norms', 'spread'"
+    functions = "'Model', 'branches', 'deep', 'loss', 'made', 'made_args', 'needy', 'norms', 'spread', 'step'"
     names = (
         "'Model', 'any_x', 'args', 'axis', 'branches', 'by_name', 'deep', 'loss', 'made', 'made_args', 'matrix', "
-        "'model', 'narrow', 'needy', 'norms', 'number', 'spread', 'two', 'wide'"
+        "'model', 'narrow', 'needy', 'norms', 'number', 'spread', 'step', 'two', 'wide'"
     )
     expected = text.format(functions=functions, names=names, here=place.folder) if "{" in text else text
     assert refused("explain", function, "--example", example) == expected

@@ -159,10 +159,18 @@ def test_an_error_of_the_step_leads_from_the_test_to_its_line(ask, tmp_path):
     }
 
 
+@pytest.mark.parametrize("is_watched", [False, True], ids=["asked", "watched"])
 @pytest.mark.parametrize("library", ["equinox", "flax"])
-def test_the_doctor_names_the_loss_and_the_donation_of_a_library(library):
+def test_the_doctor_names_the_loss_and_the_donation_of_a_library(library, is_watched, capsys):
     step, arguments = STEPS[library]
-    text = str(aot.doctor(memory="400kB").check(step, *arguments()))
+    doctor = aot.doctor(memory="400kB")
+    if is_watched:
+        jax.clear_caches()  # it sees what is compiled
+        with doctor:
+            step(*arguments())
+        text = capsys.readouterr().err
+    else:
+        text = str(doctor.check(step, *arguments()))
     loss_name, donation, name = {
         "equinox": ("loss", 'donate="all", where update is jitted', "state"),
         "flax": ("<lambda>", "donate_argnums=(0, 1), where train is jitted", "optimizer"),

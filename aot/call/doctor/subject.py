@@ -62,7 +62,7 @@ class Subject:
         Raises `TraceError` for an async function or a generator, and `CallError` for a program that is compiled.
         """
         _refuse(function)
-        types: Sequence[Any] = jax.tree.map(lambda leaf: _type(leaf, goal), (tuple(args), dict(kwargs)))
+        types: Sequence[Any] = types_of(args, kwargs, goal)
         if jitting.is_jitted(function):
             jitted, made = function, function.__wrapped__
         elif (within := Within.of(function, types[0], types[1])) is not None:
@@ -179,6 +179,11 @@ def _refuse(function: Any) -> None:
         cure = "Give the function that it was compiled from, and the same arguments."
         raise CallError(message("the function", "is a compiled program, which cannot be traced.", cure))
     refuse_unfinished(inspect.unwrap(function))
+
+
+def types_of(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target | None) -> tuple[Any, Any]:
+    """Return the arguments of a call with types in place of arrays, so that no array is kept."""
+    return jax.tree.map(lambda leaf: _type(leaf, goal), (tuple(args), dict(kwargs)))
 
 
 def _type(leaf: Any, goal: Target | None) -> Any:
