@@ -234,7 +234,7 @@ def _outermost(frame: FrameType | None) -> tuple[Any, Any, Any] | None:
 def _around(frame: FrameType) -> tuple[Any, Any, Any] | None:
     """Return function and arguments if a frame calls an object around a jitted function, such as that of `nnx.jit`."""
     known = frame.f_locals
-    if frame.f_code.co_name != "__call__" or not {"self", "args", "kwargs"} <= known.keys():
+    if frame.f_code.co_name != "__call__" or any(name not in known for name in ("self", "args", "kwargs")):
         return None
     owner = known["self"]
     is_around = hasattr(owner, "lower") and hasattr(owner, "__wrapped__") and not isinstance(owner, Function | Method)
