@@ -144,7 +144,9 @@ class Session:
             return message(name, f"has no record in {file}.", f"Record it: {self._accept(test)}")
         what = f"has a record in {file} with {' and '.join(others)}, and none with {against}."
         target_option = [f"--peak-target={self.settings.target}"] if self.settings.target else []
-        see = command(test, "--peak-check", *target_option, f"--peak-against={others[-1]}")
+        backend = against.partition(", ")[2]
+        nearest = max(reversed(others), key=lambda other: other.partition(", ")[2] == backend)
+        see = command(test, "--peak-check", *target_option, f"--peak-against={nearest}")
         return message(name, what, f"Record it: {self._accept(test)}\nSee first what changed from there: {see}")
 
     def _accept(self, test: str) -> str:

@@ -89,7 +89,9 @@ class MeasuredPlans(Record):
     def __str__(self) -> str:
         """Return a table with the peak and the time of each plan, predicted, measured, and divided."""
         first, *_ = self.steps
-        rows = [("plan", "saves", "peak predicted", "measured", "ratio", "time predicted", "measured", "ratio")]
+        rows: list[tuple[str, ...]] = [
+            ("plan", "saves", "peak predicted", "measured", "ratio", "time predicted", "measured", "ratio")
+        ]
         for plan, saved, step in zip(self.plans, self.saved_bytes, self.steps, strict=True):
             peaks, times = (step.peak_bytes, step.predicted_bytes), (step.seconds, step.predicted_seconds)
             sizes = (*map(human_bytes, reversed(peaks)), _ratio(*peaks))

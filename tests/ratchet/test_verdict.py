@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import jax.numpy as jnp
 import pytest
 
+from jointcut.aot.ratchet import records
+from jointcut.aot.ratchet.session import Session, Settings
 from jointcut.aot.ratchet.verdict import Compared, grew
 from jointcut.aot.report.compare.diff import Diff
 from jointcut.aot.report.compare.snapshot import Snapshot
+from jointcut.partition.errors import PeakError
 
 
 def compared(name, before, after, tolerance="0"):
@@ -50,4 +54,15 @@ def test_a_lost_donation_is_told_as_arguments_and_results():
         "  XLA does not say for cpu which arrays these are: see records without a target\n"
         "\n"
         "If that is meant, accept it: pytest --peak-record test_step"
+    )
+
+
+def test_the_record_to_look_at_first_is_the_newest_of_the_same_backend(tmp_path):
+    known = ("0.9.8", "cpu"), ("0.9.9", "cpu"), ("0.9.9", "h100")
+    kept = {f"JAX {jax}, {backend}": {"a": Snapshot("sin", backend, jax, "XLA", {})} for jax, backend in known}
+    records.write(tmp_path / "peaks.json", kept)
+    with pytest.raises(PeakError) as error:
+        Session.of(Settings(tmp_path / "peaks.json", tmp_path, "check")).weigh("a", None, None, jnp.sin, jnp.ones(3))
+    assert str(error.value).splitlines()[-1] == (
+        "See first what changed from there: pytest --peak-check '--peak-against=JAX 0.9.9, cpu' a"
     )

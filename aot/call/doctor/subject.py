@@ -63,8 +63,9 @@ class Subject:
         """
         _refuse(function)
         types: Sequence[Any] = types_of(args, kwargs, goal)
+        jitted: Any = function
         if jitting.is_jitted(function):
-            jitted, made = function, function.__wrapped__
+            made = jitted.__wrapped__
         elif (within := Within.of(function, types[0], types[1])) is not None:
             return cls(name_of(function), within.jitted, within.types, {}, goal, within=within)
         else:
