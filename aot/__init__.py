@@ -91,6 +91,7 @@ from jointcut.aot.stages.cut import Cut as Cut
 from jointcut.aot.stages.cut import Lowered as Lowered
 from jointcut.aot.stages.debug import debug as debug
 from jointcut.aot.stages.measured import Measured as Measured
+from jointcut.aot.stages.measured import MeasuredPlans as MeasuredPlans
 from jointcut.aot.stages.traced import Traced as Traced
 from jointcut.aot.tape.attach import hooked as hooked
 from jointcut.aot.tape.attach import on_cotangent as on_cotangent
@@ -143,6 +144,7 @@ __all__ = [
     "Loaded",
     "Lowered",
     "Measured",
+    "MeasuredPlans",
     "NonFinite",
     "NonFiniteError",
     "Options",

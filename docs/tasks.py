@@ -61,8 +61,8 @@ TASKS = (
         "Look",
         "See what takes the memory, by lines of your source, and what changed.",
         "reports out-of-memory after-an-upgrade many-devices",
-        "aot.explain aot.Report aot.Diff aot.Measured aot.doctor aot.Doctor aot.Diagnosis aot.Cause aot.collectives "
-        "aot.Collectives aot.Axes",
+        "aot.explain aot.Report aot.Diff aot.Measured aot.MeasuredPlans aot.doctor aot.Doctor aot.Diagnosis "
+        "aot.Cause aot.collectives aot.Collectives aot.Axes",
     ),
     _task(
         "target",

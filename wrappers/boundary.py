@@ -29,6 +29,7 @@ VARIABLE = "JOINTCUT_TRACEBACK"
 NOTE = f"jointcut has taken its frames out of this traceback; {VARIABLE}=full shows them."
 
 _JAX = str(Path(jax.__file__).parent) + os.sep
+_BETWEEN = (contextlib.__file__, functools.__file__)  # what our frames enter, and cached properties
 
 
 class Boundary:
@@ -119,12 +120,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _shortened(tb: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without frames of ours, of JAX, and of the context managers that these entered."""
+    """Return a traceback without frames of ours, of JAX, and of what stands between these."""
     kept: list[TracebackType] = []
     is_inside = False
     for part in _parts(tb):
         file = part.tb_frame.f_code.co_filename
-        is_inside = _is_hidden(file) or (is_inside and file == contextlib.__file__)
+        is_inside = _is_hidden(file) or (is_inside and file in _BETWEEN)
         if not is_inside:
             kept.append(part)
     last = None

@@ -22,6 +22,7 @@ import click
 from jointcut.aot.cache.location import DEFAULT_FOLDER, FOLDER
 from jointcut.aot.cache.store import Store
 from jointcut.aot.call.doctor.doctor import doctor as doctor_for
+from jointcut.aot.call.doctor.gradients import gradients_taken
 from jointcut.aot.call.largest import largest_of
 from jointcut.aot.command import facts, printed, usage
 from jointcut.aot.command.named import as_it_is, named, users_code, with_numbers
@@ -209,8 +210,10 @@ def explain(
 ) -> None:
     """Say what the backward of a function needs from its forward."""
     call = with_numbers(named(function, example, argnums, spill), sizes)
-    with target, users_code(function, "cannot be traced for these arguments"):
+    with target, gradients_taken() as inside, users_code(function, "cannot be traced for these arguments"):
         traced = call.function.trace(*call.args, **call.kwargs)
+    if inside and not as_json:
+        click.echo(printed.takes_a_gradient(function, inside[0].name), err=True)
     cut = traced.partition(strategy, budget=budget, policy=policy or None)
     if with_compile and not as_json:
         click.echo(printed.predicted(cut, function), err=True)

@@ -26,6 +26,7 @@ from jointcut.aot.call.method import Method
 from jointcut.aot.trace.shapes import concrete
 from jointcut.partition.errors import CallError, JointcutError, choices, message
 from jointcut.partition.program import sizes as symbolic
+from jointcut.wrappers.boundary import NOTE
 
 _NAMED = "Write module:name, as in train:loss."
 _EXAMPLES = "Give a tuple of arguments, a dict of arguments by name, or a function without parameters that returns one."
@@ -201,7 +202,8 @@ class _OneMessage:
     ) -> None:
         """Raise the message, unless there was no error, an error of jointcut, or an interrupt."""
         if isinstance(error, Exception | SystemExit) and not isinstance(error, JointcutError):
-            notes = [note for note in getattr(error, "__notes__", ()) if "jointcut" in note]  # without JAX's notes
+            told = getattr(error, "__notes__", ())
+            notes = [note for note in told if "jointcut" in note and note != NOTE]  # without JAX's notes
             text = "\n".join([str(error), *notes]).strip()
             raised = f"{type(error).__name__}{_line(trace)}{text and ': '}{text}"
             cure = "See to it there; jointcut --traceback COMMAND shows the way to it."

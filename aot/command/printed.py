@@ -40,6 +40,14 @@ def difference(shown: Diff, file: Path | None, everything: bool) -> str:
     return shown.table(everything) + ("" if file is None else f"\n\nwritten to {file}")
 
 
+def takes_a_gradient(name: str, loss: str) -> str:
+    """Say that a function is a step rather than a loss, and what to ask instead."""
+    return (
+        f"{name} takes the gradient of {loss} itself, and what follows is about a gradient of that.\n"
+        f"Name the loss to see what its backward keeps. Of the step as it is tells: jointcut doctor {name}"
+    )
+
+
 def predicted(cut: Cut, name: str) -> str:
     """Return a first answer of `jointcut explain`, by the model, to show while XLA compiles."""
     planner, plan, goal = cut.request.planner, cut.plan, cut.traced.options.goal

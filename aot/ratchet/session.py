@@ -21,12 +21,22 @@ from jointcut.aot.ratchet.weigh import weighed
 from jointcut.aot.report.compare.diff import Diff
 from jointcut.aot.report.compare.snapshot import Snapshot
 from jointcut.aot.report.compare.stored import from_dict
-from jointcut.partition.errors import CallError, JointcutError, PeakError, choices, message
+from jointcut.partition.errors import (
+    BudgetError,
+    CallError,
+    JointcutError,
+    PeakError,
+    TargetError,
+    TraceError,
+    choices,
+    message,
+)
+from jointcut.wrappers.boundary import bounded
 
 Named = dict[str, tuple[str, Snapshot]]  # the test and the step of each name
 
 #: The errors that fail a test with their text alone.
-REFUSED = PeakError, CallError
+REFUSED = PeakError, CallError, TraceError, TargetError, BudgetError
 
 _CURE = "Give bytes, as in @pytest.mark.peak('66 MB')."
 
@@ -85,6 +95,7 @@ class Session:
             for name in [name for name, (by, _) in named.items() if by == test]:
                 del named[name]
 
+    @bounded
     def weigh(
         self, test: str, mark: Limit | None, name: str | None, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Snapshot:
@@ -133,7 +144,9 @@ class Session:
             return message(name, f"has no record in {file}.", f"Record it: {self._accept(test)}")
         what = f"has a record in {file} with {' and '.join(others)}, and none with {against}."
         target_option = [f"--peak-target={self.settings.target}"] if self.settings.target else []
-        see = command(test, "--peak-check", *target_option, f"--peak-against={others[-1]}")
+        backend = against.partition(", ")[2]
+        nearest = max(reversed(others), key=lambda other: other.partition(", ")[2] == backend)
+        see = command(test, "--peak-check", *target_option, f"--peak-against={nearest}")
         return message(name, what, f"Record it: {self._accept(test)}\nSee first what changed from there: {see}")
 
     def _accept(self, test: str) -> str:

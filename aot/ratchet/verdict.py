@@ -55,6 +55,8 @@ def grew(compared: Compared, name: str, file: str, accept: str) -> str:
     lines = [f"{name} takes more than {file} says for {diff.before.made_by}: {words}."]
     lines += [f"  {text}" for text in figures(diff)]
     lines += [f"  {remark}" for remark in diff.remarks]
+    if "temp_bytes" not in compared.grown and diff.outside[1] > diff.outside[0]:
+        lines.append("  arguments and results take more: larger ones, one more result, or a donation that is lost")
     if not diff.after.at_peak:
         lines.append(
             f"  XLA does not say for {diff.after.backend} which arrays these are: see records without a target"
@@ -85,7 +87,7 @@ def above(snapshot: Snapshot, bound: Limit, name: str, where: str) -> str | None
 
 def figures(diff: Diff) -> Iterator[str]:
     """Yield the figures that both steps have and that are not 0, as lines."""
-    rows = [(FIGURES[name], *figure_cells(name, *pair)) for name, pair in diff.figures.items() if any(pair)]
+    rows = [(words, *figure_cells(name, *pair)) for name, words, pair in diff.told if any(pair)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]

@@ -32,7 +32,7 @@ def weighed(
     It is compiled for `goal`, or for the devices that are here, and not run.
     """
     if not callable(function):
-        what = f"is a {type(function).__name__}, which cannot be called."
+        what = f"is of type {type(function).__name__}, which cannot be called."
         raise CallError(message("peak(...)", what, "Give a function and its arguments: peak(step, params, batch)."))
     around: AbstractContextManager[Any] = nullcontext() if goal is None else goal
     with around:

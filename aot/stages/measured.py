@@ -72,6 +72,49 @@ class Measured(Record):
         return "\n".join([f"{self.name}, on {self.backend}", *(line.rstrip() for line in lines), *notes])
 
 
+@dataclass(frozen=True)
+class MeasuredPlans(Record):
+    """What several plans of a step were predicted to take, and what each took; `print` shows a row for each.
+
+    Attributes:
+        plans: how each was chosen, in order: by the options, as plain JAX, or from the front.
+        saved_bytes: what each hands to the backward.
+        steps: each measured.
+    """
+
+    plans: tuple[str, ...]
+    saved_bytes: tuple[int, ...]
+    steps: tuple[Measured, ...]
+
+    def __str__(self) -> str:
+        """Return a table with the peak and the time of each plan, predicted, measured, and divided."""
+        first, *_ = self.steps
+        rows: list[tuple[str, ...]] = [
+            ("plan", "saves", "peak predicted", "measured", "ratio", "time predicted", "measured", "ratio")
+        ]
+        for plan, saved, step in zip(self.plans, self.saved_bytes, self.steps, strict=True):
+            peaks, times = (step.peak_bytes, step.predicted_bytes), (step.seconds, step.predicted_seconds)
+            sizes = (*map(human_bytes, reversed(peaks)), _ratio(*peaks))
+            rows.append((plan, human_bytes(saved), *sizes, *map(human_seconds, reversed(times)), _ratio(*times)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for plan, *cells in rows:
+            aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+            lines.append("  ".join(["", plan.ljust(widths[0]), *aligned]))
+        note = f"  bytes by XLA's account; seconds in the middle of {counted(len(first.run_seconds), 'run')}"
+        return "\n".join([f"{first.name}, on {first.backend}", *lines, note])
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Return the positions of at most so many of some things, the first and the last among them.
+
+    >>> evenly(9, 3), evenly(2, 3), evenly(9, 1)
+    ([0, 4, 8], [0, 1], [0])
+    """
+    steps = min(count, most) - 1
+    return [round(i * (count - 1) / max(1, steps)) for i in range(steps + 1)]
+
+
 def _ratio(measured: float, predicted: float) -> str:
     return f"{measured / predicted:.2f}" if predicted else ""
 

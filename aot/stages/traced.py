@@ -22,10 +22,11 @@ from jointcut.aot.planning.together import answered
 from jointcut.aot.run.compile import ProgramMemory, compiled
 from jointcut.aot.stages.axes import Axes, axes_of
 from jointcut.aot.stages.cut import Cut
+from jointcut.aot.stages.measured import MeasuredPlans, evenly
 from jointcut.aot.trace.data import Trace
 from jointcut.partition.drawing.displays import graph_page
 from jointcut.partition.drawing.page.page import framed, page
-from jointcut.partition.errors import TraceError, message
+from jointcut.partition.errors import CallError, TraceError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.plans.problem import Problem
@@ -88,6 +89,22 @@ class Traced(Trace):
     def pareto(self) -> Pareto:
         """Return the front of the budgets: plans that no other plan beats in both peak and time, by the model."""
         return pareto(self.request)
+
+    def measure(self, *args: Any, plans: int = 3, rounds: int = 5, **kwargs: Any) -> MeasuredPlans:
+        """Compile and run several plans, and return what each takes beside its prediction; `print` the result.
+
+        These are the plan of the options, one that keeps what plain JAX keeps, and at most `plans` of the front, from
+        the fastest to the least. Each runs on copies of the arrays, `rounds` times and once more. Raises `CallError` if
+        the arguments do not fit, or for a number of rounds or plans that is no whole number from 1 on.
+        """
+        if isinstance(plans, bool) or not isinstance(plans, int) or plans < 1:
+            raise CallError(message("plans", f"is {plans!r}.", "Give a whole number from 1 on, such as 3."))
+        front = self.pareto().points
+        cuts = {"chosen": self.partition(), "as plain JAX": self.partition("save_all")}
+        for position in evenly(len(front), plans):
+            cuts[f"front, {position + 1} of {len(front)}"] = self.partition(plan=front[position].plan)
+        steps = tuple(cut.compile().measure(*args, rounds=rounds, **kwargs) for cut in cuts.values())
+        return MeasuredPlans(tuple(cuts), tuple(cut.plan.bytes_saved for cut in cuts.values()), steps)
 
     def axes(self, axis: str) -> Axes:
         """Say what stays independent along an axis of the arguments, and which ops mix its rows, as `Cut.axes` does.

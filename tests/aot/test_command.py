@@ -47,6 +47,9 @@ def norms(x, *, power):
 def deep(w, x):
     return jnp.sum(jnp.tanh(jnp.tanh(jnp.tanh(x @ w) @ w) @ w) ** 2)
 
+def step(w, x):
+    return w - jax.grad(deep)(w, x)
+
 def branches(x):
     return x if x > 0 else -x
 
@@ -183,6 +186,18 @@ def test_explain_answers_by_the_model_before_xla_does(place):
     assert re.fullmatch(words + "XLA's follow", " ".join(map(str.strip, first)))
     assert "by the model" not in call(*arguments, "--json").stderr
     assert "by the model" not in call(*arguments, "--no-compile").stderr
+
+
+def test_explain_of_a_step_says_to_name_its_loss(place):
+    told = call("explain", "spoken:step", "--example", "wide", "--no-compile")
+    assert told.stderr.removeprefix("the module speaks\n") == (
+        "spoken:step takes the gradient of deep itself, and what follows is about a gradient of that.\n"
+        "Name the loss to see what its backward keeps. Of the step as it is tells: jointcut doctor spoken:step\n"
+    )
+    assert "takes the gradient" not in call("explain", "spoken:deep", "--example", "wide", "--no-compile").stderr
+    assert (
+        "takes the gradient" not in call("explain", "spoken:step", "--example", "wide", "--no-compile", "--json").stderr
+    )
 
 
 def test_the_script_and_the_module_are_one_command(place):
@@ -375,10 +390,10 @@ def test_doctor_says_whether_a_function_fits(place, memory, code):
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_named(place, function, example, text):
-    functions = "'Model', 'branches', 'deep', 'loss', 'made', 'made_args', 'needy', 'norms', 'spread'"
+    functions = "'Model', 'branches', 'deep', 'loss', 'made', 'made_args', 'needy', 'norms', 'spread', 'step'"
     names = (
         "'Model', 'any_x', 'args', 'axis', 'branches', 'by_name', 'deep', 'loss', 'made', 'made_args', 'matrix', "
-        "'model', 'narrow', 'needy', 'norms', 'number', 'spread', 'two', 'wide'"
+        "'model', 'narrow', 'needy', 'norms', 'number', 'spread', 'step', 'two', 'wide'"
     )
     expected = text.format(functions=functions, names=names, here=place.folder) if "{" in text else text
     assert refused("explain", function, "--example", example) == expected

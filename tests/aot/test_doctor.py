@@ -413,12 +413,19 @@ def test_memory_has_to_be_known():
         aot.doctor()
     assert str(caught.value) == (
         "doctor() asks what the device has, and cpu does not say.\n"
-        "Give a number of bytes, as in aot.doctor(memory='24GiB')."
+        "Give bytes, as in aot.doctor(memory='24GiB') or --memory 24GiB, or a device that is not here: target='h100'."
     )
     with pytest.raises(BudgetError) as caught:
         aot.doctor(0.5)
     assert str(caught.value) == (
-        "memory is 0.5, no number of bytes.\nGive a number of bytes, as in aot.doctor(memory='24GiB')."
+        "memory is 0.5, no number of bytes.\n"
+        "Give bytes, as in aot.doctor(memory='24GiB') or --memory 24GiB, or a device that is not here: target='h100'."
+    )
+    with pytest.raises(BudgetError) as caught:
+        aot.doctor("much")
+    assert str(caught.value) == (
+        "memory is 'much', not a number and its unit.\n"
+        "Give bytes, as in aot.doctor(memory='24GiB') or --memory 24GiB, or a device that is not here: target='h100'."
     )
 
 
@@ -427,6 +434,6 @@ def test_what_is_no_function_is_refused(given):
     with pytest.raises(CallError) as caught:
         aot.doctor("7MB").check(given, WIDE)
     assert str(caught.value) == (
-        f"check(...) is a {type(given).__name__}, which cannot be called.\n"
+        f"check(...) is of type {type(given).__name__}, which cannot be called.\n"
         "Give a function and its arguments: doctor.check(step, params, batch)."
     )

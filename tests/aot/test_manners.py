@@ -43,6 +43,33 @@ def test_a_measured_step_stands_beside_what_was_predicted_of_it():
     assert re.fullmatch(r"  bytes by XLA's account; seconds in the middle of 3 runs, \S+ \S+ to \S+ \S+", note)
 
 
+def test_plans_are_measured_a_row_each_beside_what_was_predicted_of_them():
+    traced = aot.function(lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w.T) ** 2)).trace(W, X)
+    found, front = traced.measure(W, X, plans=1, rounds=2), traced.pareto()
+    assert found.plans == ("chosen", "as plain JAX", f"front, 1 of {len(front)}")
+    for step, saved, plan in zip(
+        found.steps,
+        found.saved_bytes,
+        (traced.partition().plan, traced.partition("save_all").plan, front.points[0].plan),
+        strict=True,
+    ):
+        assert saved == plan.bytes_saved and step.peak_bytes == traced.partition(plan=plan).compile().peak_bytes
+        assert step.predicted_seconds > 0 and step.predicted_bytes > 0 and len(step.run_seconds) == 2
+    assert aot.MeasuredPlans.from_json(found.to_json()) == found
+    _, names, *rows, note = str(found).splitlines()
+    assert " ".join(names.split()) == "plan saves peak predicted measured ratio time predicted measured ratio"
+    figures = r" +\d+ B +\d+ B +\d+ B +\d+\.\d\d +\S+ \S+ +\S+ \S+ +\d+\.\d\d"
+    assert all(re.fullmatch(re.escape(f"  {plan}") + figures, row) for plan, row in zip(found.plans, rows, strict=True))
+    assert note == "  bytes by XLA's account; seconds in the middle of 2 runs"
+
+
+@pytest.mark.parametrize("plans", [0, True, "2"])
+def test_a_number_of_plans_that_is_none_is_refused(plans):
+    with pytest.raises(CallError) as caught:
+        aot.function(lambda w: jnp.sum(w**2)).trace(W).measure(W, plans=plans)
+    assert str(caught.value) == f"plans is {plans!r}.\nGive a whole number from 1 on, such as 3."
+
+
 @pytest.mark.parametrize("rounds", [0, -1, 2.0, True, "5"])
 def test_rounds_that_are_no_number_are_refused(rounds):
     run = aot.function(lambda w: jnp.sum(w**2)).trace(W).partition().compile()

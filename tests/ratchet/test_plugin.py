@@ -336,7 +336,8 @@ def test_records_that_cannot_be_written_end_the_run_as_wrong_usage(run, pytester
 def test_what_is_no_function_is_refused(run):
     text = "def test_step(peak):\n    peak(3)\n"
     assert told(run(text)) == (
-        "peak(...) is a int, which cannot be called.\nGive a function and its arguments: peak(step, params, batch)."
+        "peak(...) is of type int, which cannot be called.\n"
+        "Give a function and its arguments: peak(step, params, batch)."
     )
 
 

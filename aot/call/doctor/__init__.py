@@ -6,6 +6,7 @@ why it takes its memory. A cure is told with the bytes that the function takes w
 Files, in reading order:
 
     scheduled: Find the arrays that a compiled program holds by the order of its instructions.
+    within: Find the jitted program that a function hands all its arrays to, as `eqx.filter_jit` and `nnx.jit` do.
     subject: Hold a call of a jitted function by the types of its arguments, and weigh it.
     gradients: Find the gradients that a step takes, and compile the step with these cut.
     equal_rows: Find loops that stack a value which is the same at each step, and compute it before the loop.

@@ -14,7 +14,7 @@ from jointcut.aot.call.doctor.subject import Subject, type_of
 from jointcut.partition.drawing.picture import short
 from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
-from jointcut.partition.program.jax import abstract, jaxprs, jitting
+from jointcut.partition.program.jax import abstract, jaxprs
 from jointcut.partition.program.places import place
 from jointcut.partition.program.roles import Tile
 
@@ -66,7 +66,7 @@ def causes(subject: Subject, memory_bytes: int) -> tuple[Cause, ...]:
         donated = _all_donated(subject, places)
         evidence = f"neither the budget for {_losses(found)} nor the donation suffices, so both were tried together."
         both = _with_budget("both", evidence, subject.anew(donated=donated), found, memory_bytes)
-        told.append(replace(both, cure=f"{both.cure}, and donate_argnums={donated}" * bool(both.cure)))
+        told.append(replace(both, cure=f"{both.cure}, and {_donating(subject, donated)}" * bool(both.cure)))
     told += [
         *_late(subject, found),
         *_one_array(subject, found, memory_bytes, told),
@@ -144,12 +144,21 @@ def _donation(subject: Subject, places: dict[int, int]) -> Iterator[Cause]:
     donated = _all_donated(subject, places)
     names = [f"{subject.parameter(i)} ({human_bytes(size)})" for i, size in places.items()]
     evidence = f"the results are of the types of {' and '.join(names)}, and take memory of their own."
-    cure = f"{subject.name} = jax.jit({subject.name}, donate_argnums={donated})"
+    name = subject.name if subject.name.isidentifier() else "f"
+    cure = f"{name} = jax.jit({name}, donate_argnums={donated})"
+    if subject.within is not None:
+        cure = f"{_donating(subject, donated)}, where {subject.name} is jitted"
     yield Cause("donation", evidence, cure, subject.anew(donated=donated).account.peak_bytes)
 
 
+def _donating(subject: Subject, donated: tuple[int, ...]) -> str:
+    """Return the option that donates arguments; Equinox's has no positions."""
+    is_of_equinox = subject.within is not None and subject.within.is_of("equinox")
+    return 'donate="all"' if is_of_equinox else f"donate_argnums={donated}"
+
+
 def _all_donated(subject: Subject, places: dict[int, int]) -> tuple[int, ...]:
-    return tuple(sorted({*places, *jitting.donated_positions(subject.jitted)}))
+    return tuple(sorted({*places, *subject.donated}))
 
 
 def _in_vain(subject: Subject) -> Iterator[Cause]:

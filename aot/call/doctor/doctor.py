@@ -12,8 +12,9 @@ from typing import Any
 import jax
 
 from jointcut.aot.call.doctor.causes import Cause, causes
-from jointcut.aot.call.doctor.subject import Subject
+from jointcut.aot.call.doctor.subject import Subject, types_of
 from jointcut.aot.call.function import Function
+from jointcut.aot.call.method import Method
 from jointcut.aot.options.limits import Budget, default_device, limit
 from jointcut.aot.options.target import Target
 from jointcut.aot.options.target import target as target_named
@@ -24,11 +25,12 @@ from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
 from jointcut.partition.program.jax import jitting, runtime
 from jointcut.partition.program.roles import Side
+from jointcut.wrappers.boundary import bounded_class
 
 _COMPILES = "/jax/core/compile/"
 _NO_ROOM = "RESOURCE_EXHAUSTED"
 _SHOWN = 5
-_CURE = "Give a number of bytes, as in aot.doctor(memory='24GiB')."
+_CURE = "Give bytes, as in aot.doctor(memory='24GiB') or --memory 24GiB, or a device that is not here: target='h100'."
 _NONE = "The doctor saw no function compiled in this block. Ask aot.doctor().check(function, *args)."
 
 
@@ -92,13 +94,14 @@ def _at_peak(lives: Lifetimes | None) -> list[str]:
     return lines
 
 
+@bounded_class()
 class Doctor:
     """Watches a block; `diagnoses` has the functions of the block that do not fit, the largest first."""
 
     def __init__(self, memory: Budget | None, goal: Target | None) -> None:
         """Call `aot.doctor` instead."""
         self._memory, self._goal = memory, goal
-        self._seen: dict[Any, Subject] = {}
+        self._seen: dict[Any, Callable[[], Subject]] = {}
         self.diagnoses: tuple[Diagnosis, ...] = ()
         self._memory_bytes = _memory_bytes(memory, goal)
 
@@ -108,7 +111,7 @@ class Doctor:
         The function may be jitted or not, or an `aot.function`, whose value and gradient are meant.
         """
         if not callable(function):
-            what = f"is a {type(function).__name__}, which cannot be called."
+            what = f"is of type {type(function).__name__}, which cannot be called."
             cure = "Give a function and its arguments: doctor.check(step, params, batch)."
             raise CallError(message("check(...)", what, cure))
         subject = _subject(function, args, kwargs, self._goal)
@@ -138,7 +141,7 @@ class Doctor:
 
     def _largest(self) -> list[Subject]:
         """Return the functions of the block that could be too large, or else one, the largest first."""
-        seen = sorted(self._seen.values(), key=lambda subject: -subject.most_bytes)
+        seen = sorted((make() for make in self._seen.values()), key=lambda subject: -subject.most_bytes)
         self._seen.clear()
         large = [subject for subject in seen if 2 * subject.most_bytes > self._memory_bytes]
         return sorted(large or seen[:1], key=lambda subject: -subject.account.peak_bytes)
@@ -155,9 +158,10 @@ class Doctor:
         """Keep the call that JAX compiles for: the outermost on the stack."""
         call = _outermost(sys._getframe()) if event.startswith(_COMPILES) else None
         if call is not None and not any(map(runtime.is_tracer, jax.tree.leaves(call[1:]))):
-            subject = _subject(*call, self._goal)
-            leaves, tree = jax.tree.flatten((subject.args, subject.kwargs))
-            self._seen.setdefault((call[0].__wrapped__, tree, tuple(map(str, leaves))), subject)
+            args, kwargs = types_of(call[1], call[2], self._goal)
+            leaves, tree = jax.tree.flatten((args, kwargs))
+            key = call[0].__wrapped__, tree, tuple(map(str, leaves))
+            self._seen.setdefault(key, functools.partial(_subject, call[0], args, kwargs, self._goal))
 
     def _room_for(self, subject: Subject) -> int:
         """Return the memory that a call has: the device's, less the bytes of arrays that are not its arguments."""
@@ -196,7 +200,11 @@ def doctor(memory: Budget | None = None, *, target: str | Target | None = None) 
 
 def _memory_bytes(memory: Budget | None, goal: Target | None) -> int:
     if memory is not None:
-        size = limit(memory).peak_bytes
+        try:
+            size = limit(memory).peak_bytes
+        except BudgetError as error:
+            what = str(error).partition("\n")[0].removeprefix("budget ")
+            raise BudgetError(message("memory", what, _CURE)) from error
         if size is None:
             raise BudgetError(message("memory", f"is {memory!r}, no number of bytes.", _CURE))
         return size
@@ -217,10 +225,20 @@ def _outermost(frame: FrameType | None) -> tuple[Any, Any, Any] | None:
         if frame.f_code is Function.value_and_grad.__code__:
             known = frame.f_locals
             found = known["self"], known["args"], known["kwargs"]
-        elif (call := jitting.called(frame)) is not None:
+        elif (call := jitting.called(frame) or _around(frame)) is not None:
             found = call
         frame = frame.f_back
     return found
+
+
+def _around(frame: FrameType) -> tuple[Any, Any, Any] | None:
+    """Return function and arguments if a frame calls an object around a jitted function, such as that of `nnx.jit`."""
+    known = frame.f_locals
+    if frame.f_code.co_name != "__call__" or any(name not in known for name in ("self", "args", "kwargs")):
+        return None
+    owner = known["self"]
+    is_around = hasattr(owner, "lower") and hasattr(owner, "__wrapped__") and not isinstance(owner, Function | Method)
+    return (owner, known["args"], known["kwargs"]) if is_around else None
 
 
 def _subject(function: Any, args: Any, kwargs: Any, goal: Target | None) -> Subject:

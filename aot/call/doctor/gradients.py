@@ -6,6 +6,7 @@ place that has the same gradient: the loss as an `aot.function` with a budget.
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +65,13 @@ def gradients(subject: Subject) -> list[GradientTaken]:
     with _replaced(lambda loss: loss) as found:
         _ = subject.anew().traced
     return found
+
+
+@contextmanager
+def gradients_taken() -> Iterator[list[GradientTaken]]:
+    """Yield a list of the gradients that are taken while this lasts."""
+    with _replaced(lambda loss: loss) as found:
+        yield found
 
 
 def budget_for(subject: Subject, found: Sequence[GradientTaken], memory_bytes: int) -> BudgetTried:
@@ -127,7 +135,8 @@ def _replaced(cut: Callable[[Loss], Loss]) -> Iterator[list[GradientTaken]]:
     def other(loss: Loss, arguments: Any) -> Loss:
         if inside:  # a gradient that a loss takes
             return loss
-        found.append(GradientTaken(name_of(loss), _bytes(arguments), isinstance(loss, Function)))
+        users = _users(loss)
+        found.append(GradientTaken(name_of(users), _bytes(arguments), isinstance(users, Function)))
         chosen = cut(loss)
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -145,6 +154,13 @@ def _replaced(cut: Callable[[Loss], Loss]) -> Iterator[list[GradientTaken]]:
 
     with jitting.losses_replaced(other), jitting.replaced(Function, "value_and_grad", method):
         yield found
+
+
+def _users(loss: Loss) -> Any:
+    """Return the user's loss; Equinox's `filter_grad` differentiates a function of its own around it."""
+    if getattr(loss, "__module__", "").partition(".")[0] != "equinox":
+        return loss
+    return getattr(inspect.getclosurevars(loss).nonlocals.get("self"), "_fun", loss)
 
 
 def _bytes(arguments: Any) -> int:

@@ -14,13 +14,15 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jointcut.aot.call.doctor.scheduled import scheduled
+from jointcut.aot.call.doctor.within import Within, is_array, with_fixed
+from jointcut.aot.call.method import refuse_unfinished
 from jointcut.aot.options.options import name_of
 from jointcut.aot.options.target import Target
 from jointcut.aot.report.held import lifetimes_of
 from jointcut.aot.report.liveness import Liveness
 from jointcut.aot.run.compile import ProgramMemory, compiled, no_room
 from jointcut.aot.run.weigh import can_weigh, weigh
-from jointcut.partition.errors import RoomError
+from jointcut.partition.errors import CallError, RoomError, message
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
 from jointcut.partition.program.jax import abstract, jaxprs, jitting
 from jointcut.wrappers.arguments.tree import struct
@@ -35,11 +37,12 @@ class Subject:
 
     Attributes:
         name: the function's name.
-        jitted: the function, made by `jax.jit`.
+        jitted: the function, made by `jax.jit`, or the program that it is `within`.
         args: its arguments, with types in place of arrays, so that no array is kept.
         kwargs: its arguments by name.
         goal: the device that it is compiled for; None for the devices that are here.
         is_gradient: whether the function is a gradient alone, whose arguments are needed after the call.
+        within: the call of which `jitted` is the program, as of `eqx.filter_jit` or `nnx.jit`; None for `jax.jit`.
     """
 
     name: str
@@ -48,16 +51,28 @@ class Subject:
     kwargs: dict[str, Any]
     goal: Target | None = None
     is_gradient: bool = False
+    within: Within | None = None
 
     @classmethod
     def of(
         cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target | None = None
     ) -> Subject:
-        """Return a call; a function that is not jitted becomes so."""
-        jitted: Any = function if jitting.is_jitted(function) else jax.jit(function)
-        types: tuple[Any, Any] = jax.tree.map(lambda leaf: _type(leaf, goal), (tuple(args), dict(kwargs)))
-        is_gradient = getattr(jitted.__wrapped__, "__code__", None) is jax.grad(abs).__code__
-        return cls(name_of(function), jitted, *types, goal, is_gradient)
+        """Return a call; a function that is not jitted becomes so.
+
+        Raises `TraceError` for an async function or a generator, and `CallError` for a program that is compiled.
+        """
+        _refuse(function)
+        types: Sequence[Any] = types_of(args, kwargs, goal)
+        jitted: Any = function
+        if jitting.is_jitted(function):
+            made = jitted.__wrapped__
+        elif (within := Within.of(function, types[0], types[1])) is not None:
+            return cls(name_of(function), within.jitted, within.types, {}, goal, within=within)
+        else:
+            traceable, *types = with_fixed(function, types[0], types[1])
+            jitted, made = jax.jit(traceable), function
+        is_gradient = getattr(made, "__code__", None) is jax.grad(abs).__code__
+        return cls(name_of(function), jitted, types[0], types[1], goal, is_gradient)
 
     @cached_property
     def traced(self) -> jax.stages.Traced:
@@ -115,7 +130,17 @@ class Subject:
 
     def anew(self, function: Callable[..., Any] | None = None, donated: Sequence[int] | None = None) -> Subject:
         """Return the same call traced anew, with another function or other donated arguments where these are given."""
-        return replace(self, jitted=jitting.rejitted(self.jitted, function or self.jitted.__wrapped__, donated))
+        jitted = self.jitted
+        if self.within is not None:
+            jitted = self.within.again() if function is None else jitted
+            donated = self.within.flat(self.donated if donated is None else donated)
+        return replace(self, jitted=jitting.rejitted(jitted, function or jitted.__wrapped__, donated))
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The positions of the arguments that are donated."""
+        flat = jitting.donated_positions(self.jitted)
+        return flat if self.within is None else self.within.grouped(flat)
 
     def is_large(self, size: int) -> bool:
         """Whether a number of bytes is worth to be told beside those that the program takes."""
@@ -127,6 +152,9 @@ class Subject:
 
     def arguments(self) -> Iterator[tuple[int, list[tuple[str, Any, bool]]]]:
         """Yield the positions of the arguments without Python values, and of each array path, type and donation."""
+        if self.within is not None:
+            yield from self.within.arguments(self.traced.args_info[0], self.parameter)
+            return
         static = {i % len(self.args) for i in jitting.static_positions(self.jitted)}
         places = [i for i in range(len(self.args)) if i not in static]
         for position, info in zip(places, self.traced.args_info[0], strict=True):
@@ -137,7 +165,8 @@ class Subject:
     def parameter(self, position: int) -> str:
         """Return the name of the parameter at a position."""
         try:
-            known = list(inspect.signature(self.jitted).parameters.values())
+            function = self.jitted if self.within is None else self.within.function
+            known = list(inspect.signature(function).parameters.values())
         except ValueError:  # a builtin without a signature
             known = []
         named = [each.name for each in known if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
@@ -145,9 +174,22 @@ class Subject:
         return named[position] if position < len(named) else f"{rest}[{position - len(named)}]"
 
 
+def _refuse(function: Any) -> None:
+    """Refuse what cannot be traced, before JAX does in words of its own."""
+    if isinstance(function, jax.stages.Compiled):
+        cure = "Give the function that it was compiled from, and the same arguments."
+        raise CallError(message("the function", "is a compiled program, which cannot be traced.", cure))
+    refuse_unfinished(inspect.unwrap(function))
+
+
+def types_of(args: Sequence[Any], kwargs: Mapping[str, Any], goal: Target | None) -> tuple[Any, Any]:
+    """Return the arguments of a call with types in place of arrays, so that no array is kept."""
+    return jax.tree.map(lambda leaf: _type(leaf, goal), (tuple(args), dict(kwargs)))
+
+
 def _type(leaf: Any, goal: Target | None) -> Any:
     """Return the type of an array, on the devices of a target if there is one; a Python value is returned unchanged."""
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+    if not is_array(leaf):
         return leaf
     return struct(leaf) if goal is None else goal.placed(struct(leaf))
 

@@ -57,6 +57,20 @@ class Diff:
         return {name: (old[name], new[name]) for name in FIGURES if name in old and name in new}
 
     @property
+    def told(self) -> list[tuple[str, str, tuple[float, float]]]:
+        """The figures that are shown, each with its words: of both steps, and what is `outside` if that changes."""
+        found = [(name, FIGURES[name], pair) for name, pair in self.figures.items()]
+        if self.outside[0] != self.outside[1]:
+            found.insert(2, ("outside_bytes", "arguments and results", self.outside))
+        return found
+
+    @property
+    def outside(self) -> tuple[float, float]:
+        """The bytes of arguments and results, what is donated once, before and after; 0 where they are not known."""
+        peaks, temps = (self.figures.get(name) for name in ("peak_bytes", "temp_bytes"))
+        return (0, 0) if peaks is None or temps is None else (peaks[0] - temps[0], peaks[1] - temps[1])
+
+    @property
     def is_empty(self) -> bool:
         """Whether all figures and arrays are the same, but for scopes and lines."""
         is_same = all(change.how == "same" for change in (*self.at_peak, *self.saved))
@@ -87,7 +101,7 @@ class Diff:
 
     def _parts(self, everything: bool) -> Iterator[RenderableType]:
         yield tabular.headline(self.after.function, f", {self.headline}")
-        rows = [(FIGURES[name], figure_cells(name, *pair)) for name, pair in self.figures.items()]
+        rows = [(words, figure_cells(name, *pair)) for name, words, pair in self.told]
         yield tabular.figures(rows[:1], [(f"  {name}", cells) for name, cells in rows[1:]], _COLUMNS)
         yield from tabular.notes(self.remarks)
         yield from arrays(self.at_peak, _LISTS["at_peak"], everything)
@@ -117,10 +131,10 @@ class Diff:
     def data(self) -> JSON:
         """The contents of the page, as plain JSON."""
         totals = []
-        for place, (name, pair) in enumerate(self.figures.items()):
+        for place, (name, words, pair) in enumerate(self.told):
             old, new, more, share = figure_cells(name, *pair)
             detail = f"before: {old}" + (f", {more} ({share})" if more != "same" else ", the same")
-            label = FIGURES[name] + self._per * name.endswith("bytes")
+            label = words + self._per * name.endswith("bytes")
             totals.append({"label": label, "value": new, "detail": detail, **({"main": True} if not place else {})})
         sections = [
             *self._memory(),
@@ -232,16 +246,34 @@ def arrays(found: Sequence[Change], title: str, everything: bool = False) -> Ite
     table = tabular.plain_table()
     table.add_column("", no_wrap=True)
     table.add_column("change", justify="right", no_wrap=True)
-    for name, width in (("array", 30), ("made by", 13), ("at", 26), ("in", 16)):
+    widths = _widths(shown)
+    for name, width in widths.items():
         table.add_column(name, no_wrap=True, max_width=width)
     for change in shown:
-        table.add_row(*_cells(change, 30, 13, 26, 16))
+        table.add_row(*_cells(change, *widths.values()))
     yield Text("")
     yield Text(f"{title}: {signed(sum(c.bytes_more for c in found))}", style="bold")
     yield table
     if rest := [change for change in changed if change not in shown]:
         size = signed(sum(change.bytes_more for change in rest))
         yield Text(f"  and {len(rest):,} smaller changes, {size} together", style="dim")
+
+
+#: The columns of arrays, with the most and the least that each may have; the last gives way first.
+_WIDTHS = {"array": (36, 20), "made by": (13, 9), "at": (26, 18), "in": (16, 10)}
+
+
+def _widths(shown: Sequence[Change]) -> dict[str, int]:
+    """Return the widths of the columns of arrays, which leave those of what changed whole."""
+    cells = [_cells(change, *(most for most, _ in _WIDTHS.values())) for change in shown]
+    how, change, *rest = (max(map(len, column)) for column in zip(*cells, strict=True))
+    widths = {name: max(len(name), width) for name, width in zip(_WIDTHS, rest, strict=True)}
+    excess = how + max(change, len("change")) + sum(widths.values()) + 2 * (len(widths) + 1) - tabular.WIDTH
+    for name in reversed(widths):
+        spared = max(0, min(excess, widths[name] - _WIDTHS[name][1]))
+        widths[name] -= spared
+        excess -= spared
+    return widths
 
 
 def _cells(change: Change, *widths: int) -> tuple[str, ...]:
@@ -256,9 +288,12 @@ def _cells(change: Change, *widths: int) -> tuple[str, ...]:
 
 
 def _type(change: Change) -> str:
-    """Return the type of an array, with the one that it had if that was another."""
-    old = "" if change.before is None else change.before.type
-    return f"{old} -> {change.array.type}" if old and old != change.array.type else change.array.type
+    """Return the type of an array, with what it was if that was another: `float32[3,8] -> [4,8]`."""
+    old, new = "" if change.before is None else change.before.type, change.array.type
+    if not old or old == new:
+        return new
+    dtype, _, shape = new.partition("[")
+    return f"{old} -> [{shape}" if old.startswith(f"{dtype}[") else f"{old} -> {new}"
 
 
 def table_of(name: str, title: str, found: Sequence[Change], per: str = "") -> JSON:

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import jax
 from jax._src import api as _api
 from jax._src import pjit as _pjit
+
+from jointcut.partition.program.jax import jaxprs, runtime
 
 _FIRST_CALL = "cache_miss"  # JAX's function that runs where a jitted function is first called with some types
 _GRADIENT = "value_and_grad_f"  # JAX's function that takes a gradient, also for `jax.grad`
@@ -24,8 +27,40 @@ def called(frame: FrameType) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | No
 
 
 def is_jitted(function: Any) -> bool:
-    """Whether a function is made by `jax.jit`."""
-    return hasattr(function, "_jit_info")
+    """Whether a function is made by `jax.jit`; one around such a function, by `functools.wraps`, is not."""
+    return hasattr(function, "_jit_info") and hasattr(function, "trace")
+
+
+def only_jit(closed: jaxprs.ClosedJaxpr) -> tuple[Any, list[tuple[int | None, Any]]] | None:
+    """Return the jitted function that a program calls, if it does nothing else, and what it is called with.
+
+    That is for each array the position of the program's input, or None for a constant, and its type. What is donated
+    there is donated still.
+    """
+    jaxpr = jaxprs.opened(closed)[0]
+    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive is not _pjit.jit_p:
+        return None
+    (eqn,) = jaxpr.eqns
+
+    params = eqn.params
+
+    def program(*arrays: Any) -> Any:
+        return tuple(runtime.evaluate(params["jaxpr"], *arrays))
+
+    program.__name__ = params["name"]
+    donated = [i for i, is_donated in enumerate(params["donated_invars"]) if is_donated]
+    sides = "in_shardings", "out_shardings"
+    lying: Any = {side: tuple(None if _is_open(each) else each for each in params[side]) for side in sides}
+    places = {id(v): i for i, v in enumerate(jaxpr.invars)}
+    inputs = [
+        (places.get(id(v)), jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type))
+        for v in eqn.invars
+    ]
+    return jax.jit(program, donate_argnums=donated, **lying), inputs
+
+
+def _is_open(sharding: Any) -> bool:
+    return type(sharding).__name__ == "UnspecifiedValue"
 
 
 def rejitted(jitted: Any, function: Callable[..., Any], donated: Sequence[int] | None = None) -> Any:

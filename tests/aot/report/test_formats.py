@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import shutil
+import subprocess
 from collections import Counter
 
 import jax
@@ -126,6 +129,31 @@ def test_a_profile_is_of_the_form_of_those_of_jax(report, tmp_path):
     for field in (1, 2, 4, 5):
         assert {type(part) for part in ours[field]} == {type(part) for part in theirs[field]} == {bytes}
         assert {*decode(ours[field][0])} <= {*decode(theirs[field][0])}
+
+
+def read_by_pprof(*options):
+    """What pprof says of a profile: by its name on the PATH, or as `go tool pprof`, of Debian's golang-go."""
+    found, go = shutil.which("pprof"), shutil.which("go")
+    if not found and not go:
+        pytest.skip("no pprof on the PATH: install Debian's golang-go")
+    command = [found] if found else [go, "tool", "pprof"]
+    done = subprocess.run([*command, *map(str, options)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_pprof_reads_a_profile_and_says_what_one_more_layer_saves(tmp_path):
+    paths = []
+    for count in (3, 4):
+        more = aot.function(loss, strategy="min_cut").explain([jnp.eye(32)] * count, ARGS[1])
+        paths.append(more.pprof(tmp_path / f"{count}.pb.gz"))
+    first = read_by_pprof("-top", "-lines", "-unit=B", "-sample_index=saved", paths[0])
+    assert re.search(
+        rf"^ *24576B +100% .* block {re.escape(__file__)}:{LINE.rpartition(':')[2].split()[0]}$", first, re.M
+    )
+    assert re.search(r"^Type: at_peak$", read_by_pprof("-top", paths[0]), re.M)
+    change = read_by_pprof("-top", "-unit=B", "-sample_index=saved", "-diff_base", paths[0], paths[1])
+    assert re.search(r"^ *8192B .* block$", change, re.M)
 
 
 # ---------------------------------------------------------------------------------------------- bad input

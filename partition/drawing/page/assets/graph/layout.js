@@ -42,9 +42,11 @@
   /** The label of a box, and the width that it needs; a root only has room for its heading. */
   function labelOf(box) {
     if (!box.parent) return { width: SIZE.side };
-    const title = J.fitted(box.name, SIZE.title, TITLE.size, box.kind === "op" ? 400 : TITLE.weight);
+    const weight = box.kind === "op" ? 400 : TITLE.weight;
+    const isWide = J.width(box.name, TITLE.size, weight) > SIZE.title;
+    const title = J.fitted(isWide ? J.line(box.name) : box.name, SIZE.title, TITLE.size, weight);
     const note = J.graphNote(box);
-    const titleWidth = J.width(title, TITLE.size, box.kind === "op" ? 400 : TITLE.weight);
+    const titleWidth = J.width(title, TITLE.size, weight);
     const noteWidth = note ? J.width(note, NOTE.size, NOTE.weight) + SIZE.word : 0;
     const sign = box.children.length > 0 ? SIZE.sign : 0;
     const wide = sign + titleWidth + noteWidth;
