@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.hooks.hook import OF_TRACES
 from jointcut.partition.errors import BudgetError, DerivativeError, JointcutError, TraceError, message
 from jointcut.partition.program.places import our_folders
 from jointcut.wrappers.arguments.tree import Bound
@@ -66,6 +67,9 @@ def explained(
         what = f"cannot be differentiated{'' if function is None else line_of_error(error)}: {error}"
         raise DerivativeError(message(name, what, _UNRULED)) from error
     except Exception as error:
+        if type(error).__name__ == OF_TRACES and not _is_noted(error):
+            what = f"This happened while jointcut traced {name}, which writes to an object from outside."
+            error.add_note(f"{what} Pass the object as an argument: what is written to it is then kept.")
         if type(error) is not Exception or _JAX_ON_WRITES not in str(error):  # JAX raises a bare Exception for this
             raise
         what = "writes a value that is differentiated into a jax.Ref that is not."
