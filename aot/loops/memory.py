@@ -62,7 +62,7 @@ class Memory:
         if memory < 1:
             cure = "Give at least 1; with one checkpoint, every step starts again from the first."
             raise BudgetError(message("memory", f"is {memory} checkpoints.", cure))
-        if memory > MOST_TRIPS:
+        if int(memory) > MOST_TRIPS:
             cure = f"Give at most {MOST_TRIPS}, as many as a loop can make trips."
             raise BudgetError(message("memory", f"is {memory} checkpoints.", cure))
         return cls(int(memory), most=max_trips)
