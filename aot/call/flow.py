@@ -95,7 +95,7 @@ def differentiability(function: Callable[..., Any], options: Options, bound: Bou
         shapes = bound.abstract()
         target = tracing.wrapped_for(function, shapes, shapes.input_info(wanted), options).target
         source = primal(target.function, shapes.leaves, options.has_aux)
-    program = jaxprs.constants_first(jaxprs.opened(simplify.inlined(source.looped()))[0])
+    program = jaxprs.constants_first(jaxprs.opened(simplify.inlined(source.reversible()))[0])
     jaxpr, _ = jaxprs.opened(program)
     start, main = len(jaxpr.invars) - len(bound.leaves), len(source.results.main)
     places = {start + i: paths[i] for i in wanted}

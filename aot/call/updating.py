@@ -74,12 +74,18 @@ class Updating:
         how = self._function, self._options, self._updated
         self._sized = None if sizes is None else sizes.changed(*how, still=2)
 
+    def ran(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
+        """Run the program of a call like the latest one, and return its result as a call does; None to call."""
+        if debug.is_on() or (ran := self._binder.ran("step", given, kwargs)) is None:
+            return None
+        value, (params, state) = ran[0]
+        return value, params, state
+
     def __call__(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Return the value, and parameters and state after the step."""
         given = (params, state, *args)
-        if not debug.is_on() and (ran := self._binder.ran("step", given, kwargs)) is not None:
-            value, (params, state) = ran[0]
-            return value, params, state
+        if (ran := self.ran(given, kwargs)) is not None:
+            return ran
         signature, bound = self._binder(given, kwargs)
         runner = self._runner(signature, bound)
         value, made = runner.value_and_grad(bound)

@@ -21,6 +21,11 @@ import numpy as np
 
 from jointcut.partition.program.jax import abstract
 
+_ABSENT = inspect.Parameter.empty
+
+#: What is compared by identity in `Still`: it cannot change, or is a part of the user's code.
+_STILL = bool | int | float | str | None | types.ModuleType | types.FunctionType | type
+
 _FEW = 64  # items of a list or dict that are compared one by one
 
 
@@ -47,6 +52,41 @@ def values_now(function: Callable[..., Any]) -> tuple[Any, ...]:
     if not isinstance(function, types.FunctionType):
         return _object(function)
     return tuple(map(_values, (function, *_called(function))))
+
+
+class Still:
+    """A quick test that `values_now` of a function is what it was.
+
+    There is none for a function that reads arrays, lists or objects, nor for an object with attributes: only what
+    cannot change, or lives as long as the function, is held here and compared by identity.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None) -> None:
+        """Note what the function, and those of its file that it calls, read at the moment; of None nothing is known."""
+        parts = [function, *_called(function)] if isinstance(function, types.FunctionType) else []
+        self._object = None if parts else function
+        self._parts = [(f, f.__code__, f.__defaults__) for f in parts]
+        names = {(id(f.__globals__), name): f.__globals__ for f in parts for name in globals_named(f.__code__)}
+        self._globals = [(scope, name, scope.get(name, _ABSENT)) for (_, name), scope in names.items()]
+        cells = [cell for f in parts for cell in f.__closure__ or ()]
+        self._cells = [(cell, cell.cell_contents) for cell in cells if _is_full(cell)]
+        values = [x for _, _, x in self._globals] + [x for _, x in self._cells]
+        values += [x for f in parts for x in f.__defaults__ or ()]
+        is_bound = function is None or isinstance(function, types.MethodType | functools.partial)
+        is_simple = len(self._cells) == len(cells) and not any(f.__kwdefaults__ for f in parts)
+        self._is_known = is_simple and not is_bound and all(isinstance(x, _STILL) for x in values)
+        if not self._is_known:  # keep no array alive
+            self._object, self._parts, self._globals, self._cells = None, [], [], []
+
+    def holds(self) -> bool:
+        """Whether it is certain that nothing has changed."""
+        return (
+            self._is_known
+            and not _attributes(self._object)
+            and all(scope.get(name, _ABSENT) is x for scope, name, x in self._globals)
+            and all(_is_full(cell) and cell.cell_contents is x for cell, x in self._cells)
+            and all(f.__code__ is code and f.__defaults__ is x and not f.__kwdefaults__ for f, code, x in self._parts)
+        )
 
 
 def arrays_read(function: Callable[..., Any], numbers: bool = False) -> tuple[Any, ...]:

@@ -52,6 +52,13 @@ class Hook:
         self.removed = True
 
 
+#: The name of the error of Flax for an object that is written under a transformation, and was made outside of it.
+OF_TRACES = "TraceContextError"
+_CURE = (
+    "It is part of the compiled backward: it sees arrays that have no numbers yet, and cannot write to objects. "
+    "Leave out traced=True and jax.jit, and it is called back with real arrays."
+)
+
 #: Whether hooks work with their floats traced, by code and types.
 _LIFTS: Table[bool] = Table(1024)
 
@@ -142,7 +149,12 @@ class Place:
         given = list(flat[: len(self.returns)])
         if self.hook.removed and self.kind != "unpack":
             return given
-        result = reading(self.hook.function, read, self.lifts)(*self.arguments(flat))
+        try:
+            result = reading(self.hook.function, read, self.lifts)(*self.arguments(flat))
+        except Exception as error:
+            if self.is_traced and (isinstance(error, jax.errors.JAXTypeError) or type(error).__name__ == OF_TRACES):
+                error.add_note(f"This happened while jointcut traced {self.words}. {_CURE}")
+            raise
         return given if result is None and self.kind != "unpack" else self._checked(result)
 
     def _checked(self, result: Any) -> list[Any]:

@@ -14,7 +14,7 @@ Files, in reading order:
     rules: Differentiate a loop, to any order and in both modes.
     lanes: Say whether a program keeps the lanes of a mapped axis apart.
     interned: Give loops that are the same program one object, so that what was made for one serves all.
-    plain: Let every `lax.while_loop` of a program run backwards, and so every `fori_loop` with dynamic bounds.
+    plain: Let ops run backwards that do not in JAX: each `lax.while_loop`, and products of sparse matrices.
     functions: Trace the predicate and the body of a loop, and say where they do not fit each other.
     loops: Make loops like those of `jax.lax` that run backwards too.
     scans: Run a function over the rows of arrays, as `lax.scan`, in the memory of a loop.

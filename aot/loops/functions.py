@@ -13,7 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jointcut.aot.loops.counters import known_numbers
 from jointcut.aot.loops.parts import Parts
-from jointcut.aot.loops.plain import HANDS_REFERENCE, looped
+from jointcut.aot.loops.plain import HANDS_REFERENCE, reversible
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.program.cells import call_text
 from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects
@@ -77,7 +77,7 @@ def traced_loop(
     consts, states = [*plain, *(ref[...] for ref in read)], [ref[...] for ref in written]
     order, avals = [*plain, *read], [*map(jax.typeof, [*consts, *leaves, *states])]
     carry = avals[len(consts) :]
-    body = looped(_lifted(out, where, order, written, avals, carry))
+    body = reversible(_lifted(out, where, order, written, avals, carry))
     test = _lifted(cond, place_of("cond_fun", cond_fun), order, written, avals, None)
     known = {i: n for i, n in known_numbers([*consts, *given]).items() if not len(plain) <= i < len(consts)}
     return TracedLoop(Parts(test, body, len(consts)), consts, [*leaves, *states], tree, where, known, written)

@@ -15,10 +15,11 @@ from jax import lax
 from jointcut.aot.loops.expected import expected_trips
 from jointcut.aot.loops.functions import TracedLoop, traced_loop
 from jointcut.aot.loops.interned import same
-from jointcut.aot.loops.memory import Memory
+from jointcut.aot.loops.memory import MOST_TRIPS, Memory
 from jointcut.aot.loops.parts import Parts
 from jointcut.aot.loops.rules import Loop
 from jointcut.partition.errors import CallError, TraceError, message
+from jointcut.partition.figures import human_bytes
 from jointcut.partition.program.jax import abstract, runtime, user_source
 from jointcut.wrappers.boundary import bounded
 
@@ -99,12 +100,12 @@ def fori_loop(
     >>> print(jax.grad(power)(2.0, 3))
     12.0
     """
+    _check_trips(max_trips, is_needed=False)
     if isinstance(lower, numbers.Integral) and isinstance(upper, numbers.Integral) and max_trips is None:
         max_trips = max(int(upper) - int(lower), 0)
     kind = jnp.result_type(lower, upper)
     if not jnp.issubdtype(kind, jnp.integer):
         raise CallError(message("lower and upper", f"are of type {kind}.", "Give integers."))
-    _check_trips(max_trips, is_needed=False)
     start, end = (
         np.asarray(n, kind) if isinstance(n, numbers.Integral) else jnp.asarray(n, kind) for n in (lower, upper)
     )
@@ -134,8 +135,13 @@ def while_loop_stack_output(
         raise TraceError(message(loop.name, what, "Carry its value, and write it to the reference after the loop."))
     once = same(Loop(loop.parts.once(), Memory(1), loop.name))
     stack = once.stacks.of(max_trips, lambda: jax.jit(partial(_stack, loop.parts, once, max_trips)))
-    rows, trips, exceeded = stack(loop.consts, loop.init)
-    _refuse(loop, trips, max_trips)
+    try:
+        rows, trips, exceeded = stack(loop.consts, loop.init)
+        _refuse(loop, trips, max_trips)
+    except jax.errors.JaxRuntimeError as error:
+        row_bytes = sum(map(abstract.aval_bytes, loop.parts.carry))
+        error.add_note(f"The stack of {loop.name} has {max_trips} rows of {human_bytes(row_bytes)}: max_trips.")
+        raise
     return Stacked(jax.tree.unflatten(loop.tree, rows), trips, exceeded)
 
 
@@ -171,3 +177,5 @@ def _check_trips(max_trips: int | None, is_needed: bool) -> None:
     if isinstance(max_trips, bool) or not isinstance(max_trips, numbers.Integral) or max_trips < 0:
         cure = "Give a whole number of trips." if is_needed else "Give a whole number of trips, or leave it out."
         raise CallError(message("max_trips", f"is {max_trips!r}.", cure))
+    if max_trips > MOST_TRIPS:
+        raise CallError(message("max_trips", f"is {max_trips}.", f"Give at most {MOST_TRIPS}: trips are int32."))

@@ -24,6 +24,7 @@ from jointcut.partition.program.sizes import is_symbolic
 #: allocated and cleared before the first step, and most loops that end by themselves end soon.
 FILLED_BYTES, DEFAULT_BYTES = 2 * 2**20, 32 * 2**10
 FEWEST, MOST = 10, 1024  # checkpoints, by default
+MOST_TRIPS = 2**31 - 1  # of any loop, which counts them in int32
 #: What a budget may give: bytes of a loop that is known to fill them, and checkpoints of any other.
 BUDGET_BYTES, BUDGET_FEWEST = 64 * 2**20, 64
 _CURE = (
@@ -60,6 +61,9 @@ class Memory:
             raise BudgetError(message("memory", f"is {memory!r}, of type {type(memory).__name__}.", _CURE))
         if memory < 1:
             cure = "Give at least 1; with one checkpoint, every step starts again from the first."
+            raise BudgetError(message("memory", f"is {memory} checkpoints.", cure))
+        if int(memory) > MOST_TRIPS:
+            cure = f"Give at most {MOST_TRIPS}, as many as a loop can make trips."
             raise BudgetError(message("memory", f"is {memory} checkpoints.", cure))
         return cls(int(memory), most=max_trips)
 

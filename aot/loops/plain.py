@@ -1,4 +1,4 @@
-"""Let every `lax.while_loop` of a program run backwards, and so every `fori_loop` with dynamic bounds."""
+"""Let ops run backwards that do not in JAX: each `lax.while_loop`, and products of sparse matrices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jointcut.aot.loops.rules import LOOP, Loop
 from jointcut.partition.errors import DerivativeError, message
 from jointcut.partition.program.bodies import LOOP_OF_JAX
 from jointcut.partition.program.jax import abstract, jaxprs, runtime, side_effects, user_source
-from jointcut.partition.program.primitives import WHILE
+from jointcut.partition.program.primitives import SPARSE_PRODUCT, SPARSE_SCOPE, WHILE
 from jointcut.partition.rewrite import simplify
 from jointcut.wrappers.built_in.autograd import CALL
 from jointcut.wrappers.built_in.programs import Plain
@@ -32,6 +32,7 @@ _JAX_ON_LOOPS = (
     "Reverse-mode differentiation does not work for lax.while_loop",
     "traced for while_body returned a mutable array reference",
 )
+_JAX_ON_TRANSPOSES = "Transpose rule (for reverse-mode differentiation) for"
 #: What a loop cannot do with a reference, and what helps.
 HANDS_REFERENCE = (
     "hands a jax.Ref from outside of the loop to a function with a derivative rule of its own",
@@ -39,12 +40,14 @@ HANDS_REFERENCE = (
 )
 
 
-def looped(closed: Any, guards: str = "jax") -> Any:
+def reversible(closed: Any, guards: str = "jax") -> Any:
     """Return the same program with our loops instead of JAX's, also in the bodies of other equations.
 
     `guards` is as in `rules.Loop`. What references hold that a loop reads or writes is carried by the loop. One that
-    hands a reference to a derivative's rule stays JAX's, and so without a reverse mode.
+    hands a reference to a derivative's rule stays JAX's, and so without a reverse mode. A product of two sparse
+    matrices becomes the ops that JAX runs for it, each of which has a reverse mode.
     """
+    closed = simplify.replaced(closed, SPARSE_PRODUCT, _opened)
 
     def change(eqn: jaxprs.Equation, scope: str) -> jaxprs.Equation:
         return _carrying(eqn, scope, change) if _has_references(eqn) else _loop(eqn, scope, guards)
@@ -100,11 +103,15 @@ def _telling(closed: Any, told: Callable[[str, Any], None]) -> Any:
         return eqn.replace(params={"jaxpr": program, "rules": Plain(program)})
 
     opened = simplify.replaced(closed, CALL, lambda eqn, _: calling(eqn, _telling(eqn.params["jaxpr"], told)))
-    return simplify.replaced(looped(opened), LOOP, telling)
+    return simplify.replaced(reversible(opened), LOOP, telling)
 
 
-def is_about_loops(error: ValueError) -> bool:
-    """Whether JAX raised an error because a `lax.while_loop` has no reverse mode."""
+def can_be_reversible(error: ValueError | NotImplementedError) -> bool:
+    """Whether JAX raised an error because an op has no reverse mode that has one in a program made `reversible`."""
+    return _is_about_loops(error) or f"{_JAX_ON_TRANSPOSES} '{SPARSE_PRODUCT}'" in str(error)
+
+
+def _is_about_loops(error: Exception) -> bool:
     return any(text in str(error) for text in _JAX_ON_LOOPS)
 
 
@@ -116,10 +123,18 @@ def refusing(closed: Any) -> Iterator[None]:
     except ValueError as error:
         left: list[jaxprs.Equation] = []
         simplify.replaced(closed, WHILE, lambda eqn, _: left.append(eqn) or eqn if _has_references(eqn) else eqn)
-        if not is_about_loops(error) or not left:
+        if not _is_about_loops(error) or not left:
             raise
         what = f"{HANDS_REFERENCE[0]}; so the loop has no derivative."
         raise DerivativeError(message(_name(left[0]), what, HANDS_REFERENCE[1])) from None
+
+
+def _opened(eqn: jaxprs.Equation, _: str) -> jaxprs.Equation:
+    def sparse_product(*operands: Any) -> list[Any]:  # the ops of JAX's own kernel; the plan finds them by this name
+        return eqn.primitive.impl(*operands, **eqn.params)
+
+    assert sparse_product.__name__ == SPARSE_SCOPE
+    return simplify.instead(eqn, sparse_product)
 
 
 def _has_references(eqn: jaxprs.Equation) -> bool:

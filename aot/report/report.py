@@ -35,6 +35,7 @@ from jointcut.partition.drawing.perfetto import perfetto
 from jointcut.partition.drawing.pprof import pprof
 from jointcut.partition.figures import counted, human_bytes, human_seconds
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
+from jointcut.partition.plans.asjax import underived
 from jointcut.partition.plans.loops_told import in_segments
 from jointcut.partition.plans.plan import ALL_SAVED, PLAIN_JAX, Plan
 
@@ -221,8 +222,8 @@ class Report:
     def bounds(self) -> tuple[str, ...]:
         """Remarks on the saved bytes: loops in segments, the plan's remarks, the bound, jointcut's default plan."""
         lines = [*in_segments(self.plan.loops_in_segments), *self.plan.remarks]
-        for loop in [loop for loop in self.plan.nested if loop.is_of_jax][:1]:
-            lines.insert(0, f"plain JAX has no gradient through {loop.name}: {ALL_SAVED} is this step with nothing cut")
+        if op := underived(self.plan.problem, self.plan.nested):
+            lines.insert(0, f"plain JAX has no gradient through {op}: {ALL_SAVED} is this step with nothing cut")
         if self.plan.bound_bytes is not None and not self.is_plain:
             rules = "under the policy" if self.plan.is_told else "that computes nothing heavy twice"
             lines.append(f"every plan {rules} saves at least {human_bytes(self.plan.bound_bytes)}{self.front.per}")

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from jointcut.aot.hooks.hook import OF_TRACES
 from jointcut.partition.errors import BudgetError, DerivativeError, JointcutError, TraceError, message
 from jointcut.partition.program.places import our_folders
 from jointcut.wrappers.arguments.tree import Bound
@@ -35,9 +36,6 @@ _CURES: dict[type[BaseException], str] = {
     jax.errors.TracerIntegerConversionError: "Take a part of a changing place with jax.lax.dynamic_slice or jnp.take.",
 }
 _UNRULED = "Give it a derivative with jax.custom_vjp, or keep it out of the path by lax.stop_gradient."
-
-#: The cure where a function of ours has the derivative, by the primitive that has none.
-_OURS = {"bcoo_spdot_general": "Multiply the two BCOO with aot.derivatives.sparse_sparse_mm, which has a gradient."}
 _CURE = "Do not convert it to a Python number, nor keep it outside the function."
 
 
@@ -67,9 +65,11 @@ def explained(
         if isinstance(error, JointcutError) or not re.match(_JAX_ON_RULES, str(error)):
             raise
         what = f"cannot be differentiated{'' if function is None else line_of_error(error)}: {error}"
-        cure = next((cure for primitive, cure in _OURS.items() if primitive in str(error)), _UNRULED)
-        raise DerivativeError(message(name, what, cure)) from error
+        raise DerivativeError(message(name, what, _UNRULED)) from error
     except Exception as error:
+        if type(error).__name__ == OF_TRACES and not _is_noted(error):
+            what = f"This happened while jointcut traced {name}, which writes to an object from outside."
+            error.add_note(f"{what} Pass the object as an argument: what is written to it is then kept.")
         if type(error) is not Exception or _JAX_ON_WRITES not in str(error):  # JAX raises a bare Exception for this
             raise
         what = "writes a value that is differentiated into a jax.Ref that is not."

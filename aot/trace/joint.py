@@ -141,9 +141,9 @@ def joint(
     program is the function alone, and no derivative is traced.
 
     The function is traced again as a jaxpr if the backward contains the user's `jax.checkpoint`, or if the function
-    contains a `lax.while_loop` that is differentiated. Its regions under `jax.checkpoint` are opened and marked, its
-    loops are replaced by ours, and that jaxpr is differentiated. The same happens if the `conventions` are not JAX's:
-    with `formulas`, and with guards on the backward's products (see `guard`).
+    contains an op that JAX does not run backwards and `plain.reversible` does. Its regions under `jax.checkpoint` are
+    opened and marked, such ops are replaced, and that jaxpr is differentiated. The same happens if the `conventions`
+    are not JAX's: with `formulas`, and with guards on the backward's products (see `guard`).
     """
     places = range(len(leaves)) if places is None else places
     if not any(mask):
@@ -153,8 +153,8 @@ def joint(
     if conventions == JAX:
         try:
             program, has_checkpoint = _joint(function, leaves, has_aux, mask, paths, places, JAX)
-        except ValueError as error:
-            if not plain.is_about_loops(error):
+        except (ValueError, NotImplementedError) as error:
+            if not plain.can_be_reversible(error):
                 raise
         else:
             if not has_checkpoint:
@@ -162,7 +162,7 @@ def joint(
                 return replace(program, differentiated=differentiated, layout=layout)
             unopened = program
     source = primal(function, [leaves[p] for p in places], has_aux)
-    closed = plain.looped(with_formulas(regions.inlined(source.closed), conventions), conventions.zero_cotangent)
+    closed = plain.reversible(with_formulas(regions.inlined(source.closed), conventions), conventions.zero_cotangent)
     count = len(source.consts)
     names = [*(f"constant {i}" for i in range(count)), *paths]
     shifted = [*range(count), *(count + p for p in places)]

@@ -165,9 +165,9 @@ class Primal:
         among_inputs = any(abstract.is_reference(v.aval) for v in jaxpr.invars)
         return among_inputs or any(map(jaxprs.touches_references, jaxpr.eqns))
 
-    def looped(self) -> Any:
-        """The jaxpr with loops that run backwards in the place of JAX's."""
-        return plain.looped(self.closed)
+    def reversible(self) -> Any:
+        """The jaxpr with ops that run backwards in the place of JAX's that do not."""
+        return plain.reversible(self.closed)
 
 
 def primal(function: Callable[..., Any], leaves: Sequence[Any], has_aux: bool) -> Primal:

@@ -21,13 +21,22 @@ from jointcut.partition.figures import counted, human_bytes
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.keys import Array, arrays_of
 from jointcut.partition.prices.rules import KEPT_OUT
+from jointcut.partition.program.bodies import Nested
 from jointcut.partition.program.graph import LITERAL, OPEN, STEP, TOP, Graph, Op
-from jointcut.partition.program.primitives import BY_RESULT, NAME
+from jointcut.partition.program.primitives import BY_RESULT, NAME, SPARSE_SCOPE
 from jointcut.partition.program.roles import Role, Side
 from jointcut.partition.program.sides import first_met, reached
 
 _POLICIES = "jax.checkpoint_policies"
 _INDENT = "    "
+
+
+def underived(problem: Problem | None, nested: Iterable[Nested]) -> str:
+    """Return the op through which plain JAX has no gradient, with its line; empty where there is none."""
+    ops = problem.graph.ops if problem is not None else ()
+    back = (op for op in ops if op.origin is Side.BACKWARD and SPARSE_SCOPE in op.scope)
+    products = (f"the product of two BCOO at {op.source}" for op in back)
+    return next((loop.name for loop in nested if loop.is_of_jax), "") or next(products, "")
 
 
 def residuals_of_jax(problem: Problem) -> frozenset[int]:

@@ -17,7 +17,7 @@ from jointcut.partition.bodies.checkpoints import Numbers
 from jointcut.partition.errors import PlanError, message
 from jointcut.partition.figures import counted, per_device
 from jointcut.partition.packing.forms import FORMS
-from jointcut.partition.plans.asjax import JaxPolicy, to_policy
+from jointcut.partition.plans.asjax import JaxPolicy, to_policy, underived
 from jointcut.partition.plans.demands import Overruled, in_bounds, overruled, steps_fit, told, unused
 from jointcut.partition.plans.loops_told import in_segments, in_steps
 from jointcut.partition.plans.problem import Problem, as_problem
@@ -132,7 +132,7 @@ class Plan(Shown):
     @property
     def baseline(self) -> str:
         """The plan to compare with: plain JAX, or this program with all saved if plain JAX has no gradient."""
-        return ALL_SAVED if any(loop.is_of_jax for loop in self.nested) else PLAIN_JAX
+        return ALL_SAVED if underived(self.problem, self.nested) else PLAIN_JAX
 
     @property
     def loops_in_segments(self) -> tuple[tuple[int, int, int], ...]:

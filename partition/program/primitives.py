@@ -13,6 +13,9 @@ from jointcut.partition.program.jax.own_primitives import WHILE as WHILE
 
 SCAN, COND = "scan", "cond"  # JAX's control flow, with `WHILE`
 
+#: The primitive of the product of two sparse matrices, and the name on the name stack of the ops that replace it.
+SPARSE_PRODUCT, SPARSE_SCOPE = "bcoo_spdot_general", "sparse_product"
+
 #: The primitive of `checkpoint_name`.
 NAME = "name"
 

@@ -32,6 +32,7 @@ from jointcut.partition.program.jax.jaxprs import (
     reading,
     rebound,
     variables,
+    written,
 )
 from jointcut.partition.program.jax.meshes import inside, where_they_vary
 from jointcut.partition.program.jax.side_effects import has_effects
@@ -100,9 +101,7 @@ def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     jaxpr, consts = opened(closed)
     lifted: list[tuple[Var, Any]] = list(zip(jaxpr.constvars, consts, strict=True))
     eqns, outvars = _flattened(jaxpr, lifted)
-    info = jaxpr.debug_info
-    effects = frozenset(jaxpr.effects)
-    out = Jaxpr([v for v, _ in lifted], list(jaxpr.invars), outvars, eqns, effects, info)
+    out = written([v for v, _ in lifted], jaxpr.invars, outvars, eqns, jaxpr.effects, jaxpr.debug_info)
     return ClosedJaxpr(out, [c for _, c in lifted])
 
 
@@ -170,7 +169,7 @@ def _opened_inside(eqn: Equation) -> Equation:
         eqns, outvars = _flattened(body, None)
         if len(eqns) == len(body.eqns):
             return body
-        return Jaxpr(list(body.constvars), list(body.invars), outvars, eqns, body.effects, body.debug_info)
+        return written(body.constvars, body.invars, outvars, eqns, body.effects, body.debug_info)
 
     return with_bodies(eqn, flattened)
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import sparse
 from jax.extend.core import Primitive
 
 from jointcut import aot
@@ -471,21 +470,6 @@ def test_a_callback_without_derivative_is_told_with_its_line(way, function):
     )
     assert "callbacks do not support JVP" in str(error.__cause__)
     assert same_type_as_jax(error, jax.grad(function), X)
-
-
-def test_a_product_of_two_sparse_matrices_is_told_with_the_function_that_has_a_gradient():
-    matrix = sparse.BCOO.fromdense(jnp.eye(2))
-
-    def product(a, b):
-        return jnp.sum((a @ b).todense())
-
-    with pytest.raises(DerivativeError) as caught:
-        aot.function(product).grad(matrix, matrix)
-    assert str(caught.value) == (
-        f"product cannot be differentiated at {__file__}:{product.__code__.co_firstlineno + 1} (product): "
-        "Transpose rule (for reverse-mode differentiation) for 'bcoo_spdot_general' not implemented\n"
-        "Multiply the two BCOO with aot.derivatives.sparse_sparse_mm, which has a gradient."
-    )
 
 
 def test_what_the_function_raises_comes_through():

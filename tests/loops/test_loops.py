@@ -286,6 +286,10 @@ REFUSED = {
         lambda: aot.while_loop(lambda y: y < 2, lambda y: y, 1.0, max_trips=-1), CallError,
         "max_trips is -1.\nGive a whole number of trips, or leave it out.",
     ),
+    "more trips than are counted": (
+        lambda: aot.while_loop(lambda y: y < 2, lambda y: y, 1.0, max_trips=2**31), CallError,
+        "max_trips is 2147483648.\nGive at most 2147483647: trips are int32.",
+    ),
     "no rows": (
         lambda: aot.while_loop_stack_output(lambda y: y < 2, lambda y: y, 1.0, max_trips=None), CallError,
         "max_trips is None.\nGive a whole number of trips.",
@@ -323,6 +327,7 @@ MEMORIES = {
     2.5: f"memory is 2.5, of type float.\n{CURE}",
     True: f"memory is True, of type bool.\n{CURE}",
     0: "memory is 0 checkpoints.\nGive at least 1; with one checkpoint, every step starts again from the first.",
+    2**31: "memory is 2147483648 checkpoints.\nGive at most 2147483647, as many as a loop can make trips.",
     "7B": "memory is '7B', and one carry takes 4 bytes.\n"
     "Give at least '8B', for one checkpoint and the carry that the reverse sweep works on.",
     "stack": "memory='stack' needs to know how long the loop may run.\n"
@@ -348,3 +353,13 @@ def test_the_smallest_memory_that_is_named_works():
 
 def test_the_loop_of_the_unrolled_oracle_is_the_masked_scan():
     near(masked(jnp.ones(4), jnp.eye(4), 0), np.ones(4))
+
+
+def test_a_stack_for_which_there_is_no_memory_is_told():
+    def half(x):
+        return x / 2
+
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        aot.while_loop_stack_output(lambda x: x[0, 0] > 1, half, jnp.ones((2**10, 2**10)), max_trips=2**31 - 1)
+    name = f"body_fun at {__file__}:{half.__code__.co_firstlineno} (half)"
+    assert f"The stack of {name} has 2147483647 rows of 4.19 MB: max_trips." in caught.value.__notes__

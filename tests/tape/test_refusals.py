@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from jointcut import aot
 
@@ -321,4 +322,59 @@ def test_disabled_jit(call):
     assert str(raised.value) == (
         "sum is called under jax.disable_jit, and a tape compiles its backward.\n"
         "Leave it out: a taped function runs op by op already, on numbers."
+    )
+
+
+def decides(g):
+    return g if float(g[0]) > 0 else -g
+
+
+TRACED_HOOK = (
+    "This happened while jointcut traced the hook {}. It is part of the compiled backward: it sees arrays that have no "
+    "numbers yet, and cannot write to objects. Leave out traced=True and jax.jit, and it is called back with real "
+    "arrays."
+)
+WAYS = {"tape": lambda f: aot.tape(f).grad, "function": lambda f: aot.function(f).grad}
+
+
+def first_note(error):
+    return next(text for text in error.__notes__ if "jointcut traced" in text)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_traced_hook_that_needs_a_number_is_named(way):
+    with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
+        way(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), decides, traced=True)))(X)
+    assert re.sub(r"at \S+:\d+", "at FILE", first_note(caught.value)) == TRACED_HOOK.format("decides at FILE")
+    assert sum("jointcut traced" in text for text in caught.value.__notes__) == 1
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_module_that_a_traced_hook_changes_is_told_with_the_hook(way):
+    errors, norm = pytest.importorskip("flax.errors"), nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+
+    def counts(g):
+        norm(g[None])
+
+    with pytest.raises(errors.TraceContextError) as caught:
+        way(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), counts, traced=True)))(X)
+    name = "test_a_module_that_a_traced_hook_changes_is_told_with_the_hook.<locals>.counts at FILE"
+    assert re.sub(r"at \S+:\d+", "at FILE", first_note(caught.value)) == TRACED_HOOK.format(name)
+    assert sum("jointcut traced" in text for text in caught.value.__notes__) == 1
+    gradient = way(lambda w: jnp.sum(aot.on_cotangent(jnp.sin(w), counts)))(X)  # called back: the cure
+    assert jnp.allclose(gradient, jnp.cos(X)) and float(norm.mean[...][0]) != 0
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_module_from_outside_that_is_written_is_told_with_the_cure(way):
+    errors, norm = pytest.importorskip("flax.errors"), nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+
+    def loss(w):
+        return jnp.sum(norm(w[None]))
+
+    with pytest.raises(errors.TraceContextError) as caught:
+        way(loss)(X)
+    assert first_note(caught.value) == (
+        "This happened while jointcut traced loss, which writes to an object from outside. Pass the object as an "
+        "argument: what is written to it is then kept."
     )

@@ -61,8 +61,8 @@ def sparse_sparse_mm(
     """The product of two sparse matrices: the values and places of one of this shape, one for each pair of values.
 
     A pair whose values do not meet has the place `shape`, outside of the matrix, as in a `BCOO` with padding; values
-    of one place add up. The gradients need no dense matrix. Source: PyTorch's `sparse_sparse_matmul_backward`. Of JAX's
-    own product of two `BCOO` there is no gradient.
+    of one place add up. The gradients need no dense matrix. Source: PyTorch's `sparse_sparse_matmul_backward`. In a
+    function of `aot.function` or `aot.tape`, `a @ b` of two `BCOO` has a gradient too. In plain JAX it has none.
     """
     name = "sparse_sparse_mm"
     left, places = inexact(name, "values", values), _two(name, indices)

@@ -131,12 +131,21 @@ def are_same(these: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(these) == len(others) and all(map(operator.is_, these, others))
 
 
+def written(
+    constvars: Sequence[Var], invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[Equation],
+    effects: Iterable[Any], debug_info: Any,
+) -> Jaxpr:  # fmt: skip
+    """An open jaxpr of its parts. It says whether it holds an op that JAX has to lower first, such as a `nonzero`."""
+    is_high = any(eqn.primitive.is_high(*(v.aval for v in eqn.invars), **eqn.params) for eqn in eqns)
+    inputs = list(constvars), list(invars)
+    return Jaxpr(*inputs, list(outvars), list(eqns), frozenset(effects), debug_info, is_high=is_high)
+
+
 def build(invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[Equation]) -> ClosedJaxpr:
     """A closed jaxpr without constants, made from its parts; its effects are the effects of its equations."""
     inputs = set(invars)
     effects = {e for eqn in eqns for e in eqn.effects if getattr(e, "input", None) in (None, *inputs)}
-    jaxpr = Jaxpr([], list(invars), list(outvars), list(eqns), frozenset(effects), no_debug_info(invars, outvars))
-    return ClosedJaxpr(jaxpr, [])
+    return ClosedJaxpr(written([], invars, outvars, eqns, effects, no_debug_info(invars, outvars)), [])
 
 
 def constants_first(jaxpr: Jaxpr) -> ClosedJaxpr:
@@ -164,7 +173,7 @@ def pruned(closed: ClosedJaxpr, wanted: Sequence[bool]) -> tuple[ClosedJaxpr, li
     front = less.invars[: sum(used[:count])]
     values = [c for c, on in zip(consts, used[:count], strict=True) if on]
     rest = less.invars[len(front) :]
-    open_ = Jaxpr(list(front), list(rest), less.outvars, less.eqns, less.effects, no_debug_info(rest, less.outvars))
+    open_ = written(front, rest, less.outvars, less.eqns, less.effects, no_debug_info(rest, less.outvars))
     return ClosedJaxpr(open_, values), list(used[count:])
 
 

@@ -152,6 +152,7 @@ def call_primitive(name: str, early: Callable[[Any], Early] | None = None) -> An
     prim = jex.Primitive(name)
     prim.multiple_results = True
     prim.def_impl(lambda *flat, rules, **params: rules.run(*flat))
+    prim.to_lojax = lambda *flat, rules, **params: rules.run(*flat)  # JAX 0.12 asks for it where a body has a `nonzero`
     prim.def_effectful_abstract_eval(_call_abstract)
     ad.primitive_jvps[prim] = _call_jvp
     ad.primitive_transposes[prim] = functools.partial(_call_transpose, prim)
