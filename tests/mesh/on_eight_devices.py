@@ -6,6 +6,7 @@ Warnings are errors here as they are in the tests.
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from claims import tell
 from jointcut import aot
+from jointcut.aot.planning.request import Request
 from jointcut.aot.report.gradient_error import relative_error
 from jointcut.partition import Problem, Roofline
 from jointcut.partition.errors import BudgetError, TargetError
@@ -197,6 +199,27 @@ def calls_whose_arrays_lie_otherwise_are_each_as_plain_jax():
         assert relative_error(step.value_and_grad(*args), want) < 1e-5
 
 
+def a_call_whose_arrays_lie_otherwise_has_a_plan_of_its_own():
+    args, types = [PLACED[name][1] for name in ("data", "FSDP")], []
+    for placed in args:
+        types.append(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), placed))
+    for given, call in (
+        (args, lambda step, each: step.value_and_grad(*each)),
+        (args, lambda step, each: step.vjp(*each)),
+        (types, lambda step, each: step.lower(*each)),
+    ):
+        step, layouts, found = aot.function(loss), [], Request._answer
+
+        def kept(request, split, found=found, layouts=layouts):
+            layouts.append(request.program.layout.specs[0])
+            return found(request, split)
+
+        with mock.patch.object(Request, "_answer", kept):
+            for each in (*given, *given):
+                call(step, each)
+        assert layouts == [((), ()), ((), ("d",))], layouts
+
+
 def a_mesh_of_one_device_is_no_mesh():
     one = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     cut = aot.function(loss).trace(*laid(one, P("d"), P("d"))).partition()
@@ -253,6 +276,7 @@ CLAIMS = [
     sizes_of_arrays_on_a_mesh_are_numbers,
     a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each,
     calls_whose_arrays_lie_otherwise_are_each_as_plain_jax,
+    a_call_whose_arrays_lie_otherwise_has_a_plan_of_its_own,
     a_mesh_of_one_device_is_no_mesh,
     an_axis_that_is_not_on_the_mesh_is_refused_as_by_jax,
     a_target_of_another_number_of_devices_is_refused,

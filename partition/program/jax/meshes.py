@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax.extend import core as jex
 
-from jointcut.partition.program.jax.callers import argument
+from jointcut.partition.program.jax.callers import argument, noticed
 from jointcut.partition.program.jax.jaxprs import Equation, Var, fresh
 
 #: For each axis of an array, the axes of a mesh that it lies along.
@@ -23,6 +23,12 @@ def is_explicit(sharding: Any) -> bool:
     """Whether a sharding is part of an array's type: true if it lays the array over a mesh with an explicit axis."""
     mesh = getattr(sharding, "mesh", None)
     return mesh is not None and not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
+
+
+def is_on_mesh(aval: Any) -> bool:
+    """Whether an array of a type lies on a mesh."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return mesh is not None and not mesh.empty
 
 
 def spec_of(x: Any) -> tuple[Any, Spec | None] | None:
@@ -52,6 +58,36 @@ def sharding_given(x: Any) -> Any | None:
     given = getattr(argument(x), "sharding", None)
     is_here = isinstance(given, jax.sharding.NamedSharding) and given.mesh.abstract_mesh == mesh
     return given if is_here else None
+
+
+def heard(x: Any, otherwise: Callable[[Spec, Spec], None]) -> Any:
+    """A traced value that is an argument of the user's `jax.jit` on automatic axes.
+
+    JAX may run this trace for other shardings too. Then `otherwise` is called with how it lies now and lay before.
+    """
+    given = sharding_given(x)
+    if given is None:
+        return x
+    shape, planned = jax.typeof(x), _axes(given.mesh, given.spec, x)
+
+    def lies(sharding: Any) -> None:
+        is_named = isinstance(sharding, jax.sharding.NamedSharding)
+        if is_named and (now := _axes(sharding.mesh, sharding.spec, shape)) != planned:
+            otherwise(now, planned)
+
+    return noticed(x, lies)
+
+
+def spec_in_words(spec: Spec) -> str:
+    """How an array lies, as users write it.
+
+    >>> spec_in_words(((), ("data",), ("a", "b"), ()))
+    "P(None, 'data', ('a', 'b'))"
+    """
+    parts = [repr(axes[0] if len(axes) == 1 else axes or None) for axes in spec]
+    while parts and parts[-1] == "None":
+        parts.pop()
+    return f"P({', '.join(parts)})"
 
 
 def told_specs(eqn: Equation) -> list[Spec | None]:
