@@ -321,7 +321,7 @@ class Function:
             if self._options.measures_error and runtime.tracing():
                 self._unmeasured()
             if runtime.tracing():
-                self._inside.warn_unshared(traced.program)
+                self._inside.warn_unshared(traced.program, traced.options)
             cut = traced.partition()
             self._uncut.closed(cut.split.graph, cut.plan)
             return cut

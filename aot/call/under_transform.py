@@ -21,7 +21,7 @@ from jointcut.aot.run.again import differentiated_again
 from jointcut.aot.run.bound import Planned, Signature
 from jointcut.aot.run.unchecked import Unmeasured, Unshared
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
-from jointcut.aot.stages.tracing import tree_wrapper
+from jointcut.aot.stages.tracing import tree_wrapper, with_target
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, for_one_example
 from jointcut.aot.trace.formulas.rewrite import with_formulas
@@ -85,7 +85,8 @@ class CallsInside:
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         again = JITTED if source.has_references else differentiated_again(self._options.conventions, self._name)
         twice = self._uncut.twice if again is JITTED else lambda: None
-        how = functools.partial(self._cut, paths, lying, planned), twice, again, self._numbered
+        options = with_target(self._options, bound)
+        how = functools.partial(self._cut, paths, lying, planned, options), twice, again, self._numbered
         if not source.has_references:
             return differentiable(closed, *how)
         wrapper = refs.RefsWrapper(closed)
@@ -104,7 +105,13 @@ class CallsInside:
         return call
 
     def _cut(
-        self, paths: Sequence[str], lying: list[Any], planned: Planned, closed: Any, mask: tuple[bool, ...]
+        self,
+        paths: Sequence[str],
+        lying: list[Any],
+        planned: Planned,
+        options: Options,
+        closed: Any,
+        mask: tuple[bool, ...],
     ) -> Any:
         """Return the joint graph, its halves and constants, for the inputs that JAX differentiates."""
         structs = abstract.input_structs(closed)
@@ -121,13 +128,13 @@ class CallsInside:
                 known = lying if [at and at[0] for at in lying] == [at and at[0] for at in found] else found
                 program = replace(program, layout=Layout.of([*map(spec_of, program.consts), *known]))
                 planned.is_made |= known is lying
-            self.warn_unshared(program)
-            split = answered(Request(self._name, program, self._options)).split
+            self.warn_unshared(program, options)
+            split = answered(Request(self._name, program, options)).split
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts
 
-    def warn_unshared(self, program: Joint) -> None:
+    def warn_unshared(self, program: Joint, options: Options) -> None:
         """Warn if the bytes of a budget are those of all devices, since it is not known how values lie."""
-        is_bytes = self._options.budget is not None and limit(self._options.budget).peak_bytes is not None
-        if is_bytes and self._options.sharing is None and program.layout is not None and not program.layout.is_known:
+        is_bytes = options.budget is not None and limit(options.budget).peak_bytes is not None
+        if is_bytes and options.sharing is None and program.layout is not None and not program.layout.is_known:
             self._unshared()

@@ -222,12 +222,13 @@ def an_exported_pair_is_loaded_on_another_mesh_of_as_many_devices():
             assert relative_error(step(*there), want) < 1e-5
         four = Mesh(mesh.devices[:4], mesh.axis_names, axis_types=mesh.axis_types)
         for given, number in ((jax.device_put((W, X), NamedSharding(four, P())), 4), ((W, X), 1)):
-            with pytest.raises(CallError) as refusal:
-                loaded.value_and_grad(*given)
-            assert str(refusal.value) == (
-                f"perceptron was exported for 8 devices, and its arguments lie on {number}.\n"
-                "Lay them over a mesh of as many devices, in any order, or export it for these."
-            )
+            for step in (loaded.value_and_grad, jax.jit(jax.grad(lambda w, x, loaded=loaded: loaded(w, x)))):
+                with pytest.raises(CallError) as refusal:
+                    step(*given)
+                assert str(refusal.value) == (
+                    f"perceptron was exported for 8 devices, and its arguments lie on {number}.\n"
+                    "Lay them over a mesh of as many devices, in any order, or export it for these."
+                )
 
 
 def the_largest_batch_is_one_that_the_devices_divide():

@@ -216,7 +216,23 @@ def where_jax_traces_anew_the_plan_is_for_the_shardings_at_hand():
         assert plan.bytes_saved == expected[0][0].bytes_saved == graph_bytes(plan, graph), name
 
 
+def devices_that_the_mesh_does_not_have_are_refused():
+    for mesh, around in ((GRID, grad_of), (LINE, UNKNOWN["computed"])):
+        args = [on(mesh, P(), w) for w in W], on(mesh, P("d"), X)
+        try:
+            jax.jit(around(aot.function(deep, budget="100MB", devices=16))).lower(*args)
+        except aot.BudgetError as error:
+            axes = ", ".join(f"{axis!r}: {size}" for axis, size in mesh.shape.items())
+            assert str(error) == (
+                f"budget is for each of 16 devices that share the batch, and the arguments lie on a mesh of {axes}.\n"
+                "Give a number of devices= that divides 8, or a target of as many devices as the mesh has."
+            ), error
+        else:
+            raise AssertionError(mesh)
+
+
 CLAIMS = [
+    devices_that_the_mesh_does_not_have_are_refused,
     a_plan_for_other_shardings_is_told_once,
     nothing_is_told_of_what_lies_alike_or_is_not_differentiated,
     where_jax_traces_anew_the_plan_is_for_the_shardings_at_hand,

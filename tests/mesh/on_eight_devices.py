@@ -262,6 +262,46 @@ def a_target_of_another_number_of_devices_is_refused():
     ), text
 
 
+def types_on_a_mesh_that_names_no_devices_lie_on_those_that_are_here():
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        rows = {"explicit" if kind is AxisType.Explicit else "data": P("d")}
+        for name, spec in rows.items():
+            mesh = jax.sharding.AbstractMesh((8,), ("d",), axis_types=(kind,))
+            types = [jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=NamedSharding(mesh, P())) for w in W]
+            x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, spec))
+            got = aot.function(loss).trace(types, x).partition()
+            assert got.plan.bytes_saved == aot.function(loss).trace(*PLACED[name][1]).partition().plan.bytes_saved
+            step = got.compile()
+            assert relative_error(step.value_and_grad(*PLACED[name][1]), jax.value_and_grad(loss)(W, X)) < 1e-5
+            assert aot.collectives(aot.function(loss), types, x).ours.totals
+    many = jax.sharding.AbstractMesh((16,), ("d",))
+    types = [jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=NamedSharding(many, P())) for w in W]
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(many, P("d")))
+    asks = lambda: aot.function(loss).trace(types, x), lambda: aot.collectives(jax.grad(loss), types, x)
+    for path, ask in zip(("args[0][0]", "An argument"), asks, strict=True):
+        assert refused(ask, TargetError) == (
+            f"{path} lies on a jax.sharding.AbstractMesh of 16 devices, which names none, and there are 8 devices "
+            "here.\nName a target of 16, as in aot.function(..., target='h100x8'), or lay it on a mesh of devices, "
+            "such as aot.target('h100x8').mesh(...)."
+        )
+    assert refused(lambda: aot.function(loss, target="h100x8").trace(types, x), TargetError) == (
+        "args[0][0] lies on a jax.sharding.AbstractMesh of 16 devices, which names none, and h100x8 has 8 devices.\n"
+        "Name a target of 16, as in aot.function(..., target='h100x8'), or lay it on a mesh of devices, such as "
+        "aot.target('h100x8').mesh(...)."
+    )
+
+
+def a_budget_in_jit_needs_devices_on_explicit_axes():
+    mesh = jax.sharding.AbstractMesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    types = [jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=NamedSharding(mesh, P())) for w in W]
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, P("d")))
+    step = jax.jit(jax.grad(lambda ws, x: aot.function(loss, budget=0.9)(ws, x)))
+    assert refused(lambda: step.trace(types, x), BudgetError).startswith(
+        "budget is to be measured, and the arguments lie on a jax.sharding.AbstractMesh, which names no devices.\n"
+        "Trace for a mesh of devices, such as aot.target('h100x8').mesh(...), or give a strategy or a plan."
+    )
+
+
 def sizes_of_arrays_on_a_mesh_are_numbers():
     cut, wanted = aot.function(loss, sizes="dynamic"), jax.grad(loss)
     for rows in (256, 128, 64):
@@ -273,6 +313,8 @@ def sizes_of_arrays_on_a_mesh_are_numbers():
 
 
 CLAIMS = [
+    types_on_a_mesh_that_names_no_devices_lie_on_those_that_are_here,
+    a_budget_in_jit_needs_devices_on_explicit_axes,
     sizes_of_arrays_on_a_mesh_are_numbers,
     a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each,
     calls_whose_arrays_lie_otherwise_are_each_as_plain_jax,

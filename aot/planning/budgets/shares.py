@@ -16,7 +16,7 @@ import jax
 
 from jointcut.aot.options.limits import Limit
 from jointcut.aot.trace.joint import Joint
-from jointcut.partition.errors import BudgetError
+from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.program.jax import abstract, jaxprs, meshes, runtime
 from jointcut.partition.program.roles import Role
@@ -32,7 +32,11 @@ def shared(budget: Limit, program: Joint, devices: int | None) -> Limit:
 
 @contextmanager
 def told(budget: Limit, program: Joint, devices: int | None) -> Iterator[None]:
-    """Say in a `BudgetError` how many devices its bytes are for, and how to give them for one."""
+    """Say in a `BudgetError` how many devices its bytes are for, and how to give them for one.
+
+    Raises `BudgetError` if the mesh of the arguments has no such number of `devices` that share a batch.
+    """
+    _refuse_others(program, devices)
     try:
         yield
     except BudgetError as error:
@@ -44,6 +48,16 @@ def told(budget: Limit, program: Joint, devices: int | None) -> Iterator[None]:
             for note in _too_large(budget, program):
                 error.add_note(note)
         raise
+
+
+def _refuse_others(program: Joint, devices: int | None) -> None:
+    layout = program.layout
+    if devices is None or layout is None or layout.mesh.size % devices == 0:
+        return
+    axes = ", ".join(f"{axis!r}: {size}" for axis, size in layout.mesh.shape.items())
+    what = f"is for each of {devices} devices that share the batch, and the arguments lie on a mesh of {axes}."
+    cure = f"Give a number of devices= that divides {layout.mesh.size}, or a target of as many devices as the mesh has."
+    raise BudgetError(message("budget", what, cure))
 
 
 def _too_large(budget: Limit, program: Joint) -> Iterator[str]:

@@ -135,7 +135,8 @@ def _place(jaxpr: Any, eqn: Any, operand: int) -> int | None:
     """The number of the input of a jaxpr that an equation's operand is, or is cast or scaled from; None if of none."""
     made = {id(v): each for each in jaxpr.eqns for v in each.outvars}
     v = eqn.invars[operand] if operand < len(eqn.invars) else None
-    while (maker := made.get(id(v))) is not None:
-        alike = (each for each in maker.invars if each.aval.shape == v.aval.shape)
+    while v is not None and (maker := made.get(id(v))) is not None:
+        shape = v.aval.shape
+        alike = (each for each in maker.invars if each.aval.shape == shape)
         v = next(alike, None) if _keeps_place(maker.primitive) else None
     return next((n for n, each in enumerate(jaxpr.invars) if each is v), None)

@@ -152,11 +152,6 @@ def unlaid(aval: Any) -> Any:
     return aval.update(sharding=_NOWHERE) if is_on_mesh(aval) else aval
 
 
-def _names_mesh(aval: Any) -> bool:
-    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
-    return mesh is not None and not mesh.empty
-
-
 def without_mesh(eqns: Sequence[Equation]) -> list[Equation]:
     """The equations with types and parameters that name no mesh; none lays an array anew."""
     return _without_mesh(eqns, {})

@@ -31,6 +31,16 @@ def is_on_mesh(aval: Any) -> bool:
     return mesh is not None and not mesh.empty
 
 
+def number_of_devices(x: Any) -> int | None:
+    """On how many devices an array lies; None for a traced value of which this is not known."""
+    if is_on_mesh(aval := jax.typeof(x)):
+        return aval.sharding.mesh.size
+    if not isinstance(x, _core.Tracer):
+        return getattr(getattr(x, "sharding", None), "num_devices", 1)
+    given = argument(x) if jax.sharding.get_abstract_mesh().empty else None
+    return None if given is None else number_of_devices(given)
+
+
 def spec_of(x: Any) -> tuple[Any, Spec | None] | None:
     """The mesh of several devices that an array or type lies on, and the axes of it along each of its own axes.
 
@@ -71,8 +81,8 @@ def heard(x: Any, otherwise: Callable[[Spec, Spec], None]) -> Any:
     shape, planned = jax.typeof(x), _axes(given.mesh, given.spec, x)
 
     def lies(sharding: Any) -> None:
-        is_named = isinstance(sharding, jax.sharding.NamedSharding)
-        if is_named and (now := _axes(sharding.mesh, sharding.spec, shape)) != planned:
+        mesh, spec = getattr(sharding, "mesh", None), getattr(sharding, "spec", None)
+        if mesh is not None and spec is not None and (now := _axes(mesh, spec, shape)) != planned:
             otherwise(now, planned)
 
     return noticed(x, lies)
