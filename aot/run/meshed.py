@@ -42,9 +42,7 @@ def _refuse_nameless(structs: Sequence[Any]) -> None:
     meshes_of = (_without_devices(each) for each in structs if meshes.is_explicit(each.sharding))
     if any(mesh is not None and mesh.abstract_device is None for mesh in meshes_of):
         what = "is to be measured, and the arguments lie on a jax.sharding.AbstractMesh, which names no devices."
-        cure = (
-            "Trace for a mesh of devices, such as aot.target('h100x8').mesh(...), or give a strategy or a plan instead."
-        )
+        cure = "Trace for a mesh of devices, such as aot.target('h100x8').mesh(...), or give a strategy or a plan."
         raise BudgetError(message("budget", what, cure))
 
 
