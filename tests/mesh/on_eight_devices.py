@@ -192,6 +192,19 @@ def a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each():
     assert text.endswith("All of these are bytes of one of 8 devices."), text
 
 
+def a_budget_in_a_shard_map_is_refused_for_each_device():
+    _, (ws, x) = PLACED["data"]
+    inside = aot.function(loss, budget="10kB")
+    step = jax.shard_map(
+        lambda ws, x: lax.pmean(inside(ws, x), "d"), mesh=LINE, in_specs=([P()] * 4, P("d")), out_specs=P()
+    )
+    text = refused(lambda: jax.jit(jax.grad(step))(ws, x), BudgetError)
+    assert (
+        "All of these are bytes of one of 8 devices.\n"
+        "args[0][0] alone takes 16,384 bytes on each device. Lay it in parts over the mesh."
+    ) in text, text
+
+
 def calls_whose_arrays_lie_otherwise_are_each_as_plain_jax():
     step, want = aot.function(loss), jax.value_and_grad(loss)(W, X)
     placed = (PLACED["data"][1], (W, X), PLACED["FSDP"][1], laid(LINE, P("d"), P()), PLACED["data"][1])
@@ -233,13 +246,21 @@ def an_axis_that_is_not_on_the_mesh_is_refused_as_by_jax():
             lambda ws, x: lax.pmean(loss(ws, x), "q"), mesh=LINE, in_specs=([P()] * 4, P("d")), out_specs=P()
         )(ws, x)
 
-    kinds = []
-    for step in (jax.value_and_grad(mean), aot.function(mean).value_and_grad):
+    errors = []
+    ours = aot.function(mean)
+    for step in (jax.value_and_grad(mean), ours.value_and_grad, jax.jit(jax.grad(lambda ws, x: ours(ws, x)))):
         try:
             step(W, X)
         except (NameError, AssertionError) as error:
-            kinds.append(type(error))
-    assert len(kinds) == 2 and kinds[0] is kinds[1], kinds
+            errors.append(error)
+    assert len(errors) == 3 and len({type(error) for error in errors}) == 1, errors
+    line = mean.__code__.co_firstlineno + 2
+    for error in errors[1:] if isinstance(errors[0], AssertionError) else ():
+        (note,) = [text for text in error.__notes__ if "jointcut traced" in text]
+        assert note == (
+            f"This happened while jointcut traced mean at {__file__}:{line} (<lambda>). JAX stopped at an assertion of "
+            "its own, as it does for a collective over an axis that is not on the mesh. Look at the axis names there."
+        ), note
 
 
 def budgets_hold_on_explicit_axes_where_no_mesh_is_set():
@@ -313,6 +334,7 @@ def sizes_of_arrays_on_a_mesh_are_numbers():
 
 
 CLAIMS = [
+    a_budget_in_a_shard_map_is_refused_for_each_device,
     types_on_a_mesh_that_names_no_devices_lie_on_those_that_are_here,
     a_budget_in_jit_needs_devices_on_explicit_axes,
     sizes_of_arrays_on_a_mesh_are_numbers,
