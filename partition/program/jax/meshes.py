@@ -31,6 +31,12 @@ def is_on_mesh(aval: Any) -> bool:
     return mesh is not None and not mesh.empty
 
 
+def is_unreduced(aval: Any) -> bool:
+    """Whether a type is that of a sum over devices that is not added up yet, or of an array with such a gradient."""
+    spec = getattr(getattr(aval, "sharding", None), "spec", None)
+    return bool(getattr(spec, "unreduced", None) or getattr(spec, "reduced", None))
+
+
 def number_of_devices(x: Any) -> int | None:
     """On how many devices an array lies; None for a traced value of which this is not known."""
     if is_on_mesh(aval := jax.typeof(x)):
@@ -135,7 +141,11 @@ def mesh_within(jaxpr: Any) -> Any | None:
 
 
 def _axes(mesh: Any, spec: Sequence[Any], x: Any) -> Spec:
-    """The axes of several devices in a spec, along each axis of an array."""
+    """The axes of several devices in a spec, along each axis of an array.
+
+    Those over which it is a sum that is not added up (`unreduced`), or will be in a derivative, divide no axis.
+    """
+    spec = getattr(spec, "partitions", spec)
     given = (*spec, *(None,) * (len(getattr(x, "shape", ())) - len(spec)))
     every = (own if isinstance(own, tuple) else () if own is None else (own,) for own in given)
     return tuple(tuple(axis for axis in own if mesh.shape.get(axis, 1) > 1) for own in every)
