@@ -1,4 +1,4 @@
-"""Measure a part of a program of the user's, compiled for all devices of its mesh, which may be those of a target."""
+"""Measure a part of a program of the user's, compiled for all devices of its mesh."""
 
 from __future__ import annotations
 
