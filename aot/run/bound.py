@@ -181,8 +181,11 @@ def _lying(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """How arrays lie on meshes; empty where none does. Traced ones lie as the arguments of the user's `jax.jit`."""
     if runtime.tracing():
         return tuple(map(sharding_given, leaves))
-    found = ((i, spec_of(leaf)) for i, leaf in enumerate(leaves) if is_on_mesh(_type_of(leaf)))
-    return tuple((i, at and at[1]) for i, at in found)  # the types have the mesh
+    named, found = jax.sharding.NamedSharding, []
+    for i, leaf in enumerate(leaves):  # in each call, so it is quick where no array is on a mesh
+        if isinstance(getattr(leaf, "sharding", None), named) and (at := spec_of(leaf)) is not None:
+            found.append((i, at[1]))  # the types have the mesh
+    return tuple(found)
 
 
 def _heard(bound: Bound, planned: Planned, otherwise: Otherwise) -> Bound:
