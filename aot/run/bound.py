@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jointcut.partition.program.jax import runtime
-from jointcut.partition.program.jax.meshes import Spec, heard, is_on_mesh, sharding_given, spec_of
+from jointcut.partition.program.jax.meshes import NO_MESH, Spec, heard, is_on_mesh, sharding_given, spec_of
 from jointcut.wrappers.arguments.given_up import is_given_up
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind, duplicates
 from jointcut.wrappers.table import Table
@@ -139,8 +139,11 @@ class Binder:
             leaves, tree = jax.tree.flatten((dynamic, named))
             try:
                 types = *map(type, leaves), *map(_type_of, leaves)
-                key = tree, types, _lying(leaves), runtime.trace_context(), len(args), statics
+                key = tree, types, runtime.trace_context(), len(args), statics
                 known = self._plain.get(key)
+                if known is None and (lying := _lying(leaves)):  # asked last, so that other calls are as quick as ever
+                    key = key, lying
+                    known = self._plain.get(key)
             except (TypeError, ValueError):  # unhashable, or not an array: `bind` raises the proper error
                 key = known = None
             if known is not None and not duplicates(leaves):
@@ -181,9 +184,10 @@ def _lying(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """How arrays lie on meshes; empty where none does. Traced ones lie as the arguments of the user's `jax.jit`."""
     if runtime.tracing():
         return tuple(map(sharding_given, leaves))
-    named, found = jax.sharding.NamedSharding, []
-    for i, leaf in enumerate(leaves):  # in each call, so it is quick where no array is on a mesh
-        if isinstance(getattr(leaf, "sharding", None), named) and (at := spec_of(leaf)) is not None:
+    found = list[tuple[int, Any]]()
+    for i, leaf in enumerate(leaves):
+        placed = getattr(getattr(leaf, "aval", leaf), "sharding", None)
+        if placed is not None and getattr(placed, "mesh", NO_MESH) is not NO_MESH and (at := spec_of(leaf)) is not None:
             found.append((i, at[1]))  # the types have the mesh
     return tuple(found)
 

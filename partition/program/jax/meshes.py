@@ -18,6 +18,9 @@ from jointcut.partition.program.jax.jaxprs import Equation, Var, fresh
 #: For each axis of an array, the axes of a mesh that it lies along.
 Spec = tuple[tuple[str, ...], ...]
 
+#: The mesh in the type of an array that lies on none.
+NO_MESH = jax.typeof(0.0).sharding.mesh
+
 
 def is_explicit(sharding: Any) -> bool:
     """Whether a sharding is part of an array's type: true if it lays the array over a mesh with an explicit axis."""
