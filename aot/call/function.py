@@ -31,7 +31,7 @@ from jointcut.aot.report.report import Report
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.flat import refuse_donated_objects
 from jointcut.aot.run.runner import Runner
-from jointcut.aot.run.unchecked import Uncached, Unchecked, Unmeasured
+from jointcut.aot.run.unchecked import LaidOtherwise, Uncached, Unchecked, Unmeasured
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes, is_plain
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut, Lowered
@@ -216,7 +216,7 @@ class Function:
 
         Files in the folder of `cache` stay.
         """
-        self._binder = Binder(self._statics)
+        self._binder = Binder(self._statics, LaidOtherwise(self._name))
         self._updating: Table[Updating] = Table(KEPT_UPDATES)
         self._latest_update: tuple[Any, int, Still, Updating] | None = None
         self.sizes = None if self._options.sizes is None else Sized(self._function, self._options)
@@ -325,13 +325,14 @@ class Function:
 
     def _cut(self, signature: Signature, positions: tuple[int, ...] | None, bound: Bound) -> Cut:
         """Return the cut for one signature, made once unless the function closes over an outer trace."""
+        signature.planned.is_made = True
 
         def make() -> Cut:
             traced = tracing.trace(self._function, self._options, bound, positions)
             if self._options.measures_error and runtime.tracing():
                 self._unmeasured()
             if runtime.tracing():
-                self._inside.warn_unshared(traced.program)
+                self._inside.warn_unshared(traced.program, traced.options)
             cut = traced.partition()
             self._uncut.closed(cut.split.graph, cut.plan)
             return cut

@@ -18,10 +18,10 @@ from jointcut.aot.planning.request import Request
 from jointcut.aot.planning.together import answered
 from jointcut.aot.progress.progress import Stage
 from jointcut.aot.run.again import differentiated_again
-from jointcut.aot.run.bound import Signature
+from jointcut.aot.run.bound import Planned, Signature
 from jointcut.aot.run.unchecked import Unmeasured, Unshared
 from jointcut.aot.run.uncut import Uncut, has_symbolic_sizes
-from jointcut.aot.stages.tracing import tree_wrapper
+from jointcut.aot.stages.tracing import tree_wrapper, with_target
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, for_one_example
 from jointcut.aot.trace.formulas.rewrite import with_formulas
@@ -63,7 +63,7 @@ class CallsInside:
                 wrapper = tree_wrapper(self._function, bound, bound.input_info(), self._options)
                 source = primal(wrapper.flat(self._function), bound.leaves, False)
             lying = [*map(spec_of, (*source.consts, *bound.leaves))]
-            return source, self._flat(source, bound.abstract(), lying)
+            return source, self._flat(source, bound.abstract(), lying, signature.planned)
 
         source, call = signature.made.of(
             "inside", make, keeps=lambda pair: not any(map(runtime.is_tracer, pair[0].consts))
@@ -73,10 +73,10 @@ class CallsInside:
             outputs = call(*source.consts, *bound.leaves)
         return source.results.given_back(outputs, bound)[0]
 
-    def _flat(self, source: Primal, bound: Bound, lying: list[Any]) -> Callable[..., list[Any]]:
+    def _flat(self, source: Primal, bound: Bound, lying: list[Any], planned: Planned) -> Callable[..., list[Any]]:
         """Return a flat function whose derivative is the halves, and in forward mode the derivative of its formulas.
 
-        `lying` tells of each input how it lies on a mesh (`spec_of`).
+        `lying` tells of each input how it lies on a mesh (`spec_of`), and `planned` is told of a plan.
         """
         closed = with_formulas(source.closed, self._options.conventions)
         if has_symbolic_sizes(bound.leaves):
@@ -85,7 +85,8 @@ class CallsInside:
         paths = [*(f"constant {i}" for i in range(len(source.consts))), *bound.paths()]
         again = JITTED if source.has_references else differentiated_again(self._options.conventions, self._name)
         twice = self._uncut.twice if again is JITTED else lambda: None
-        how = functools.partial(self._cut, paths, lying), twice, again, self._numbered
+        options = with_target(self._options, bound)
+        how = functools.partial(self._cut, paths, lying, planned, options), twice, again, self._numbered
         if not source.has_references:
             return differentiable(closed, *how)
         wrapper = refs.RefsWrapper(closed)
@@ -103,7 +104,15 @@ class CallsInside:
 
         return call
 
-    def _cut(self, paths: Sequence[str], lying: list[Any], closed: Any, mask: tuple[bool, ...]) -> Any:
+    def _cut(
+        self,
+        paths: Sequence[str],
+        lying: list[Any],
+        planned: Planned,
+        options: Options,
+        closed: Any,
+        mask: tuple[bool, ...],
+    ) -> Any:
         """Return the joint graph, its halves and constants, for the inputs that JAX differentiates."""
         structs = abstract.input_structs(closed)
         more = len(mask) - len(paths)  # constants of `jax.vmap`
@@ -118,13 +127,14 @@ class CallsInside:
                 found = [spec_of(v.aval) for v in jaxprs.opened(closed)[0].invars]
                 known = lying if [at and at[0] for at in lying] == [at and at[0] for at in found] else found
                 program = replace(program, layout=Layout.of([*map(spec_of, program.consts), *known]))
-            self.warn_unshared(program)
-            split = answered(Request(self._name, program, self._options)).split
+                planned.is_made |= known is lying
+            self.warn_unshared(program, options)
+            split = answered(Request(self._name, program, options)).split
             self._uncut.closed(split.graph, split.plan)
         return split.graph, split.halves, program.consts
 
-    def warn_unshared(self, program: Joint) -> None:
+    def warn_unshared(self, program: Joint, options: Options) -> None:
         """Warn if the bytes of a budget are those of all devices, since it is not known how values lie."""
-        is_bytes = self._options.budget is not None and limit(self._options.budget).peak_bytes is not None
-        if is_bytes and self._options.sharing is None and program.layout is not None and not program.layout.is_known:
+        is_bytes = options.budget is not None and limit(options.budget).peak_bytes is not None
+        if is_bytes and options.sharing is None and program.layout is not None and not program.layout.is_known:
             self._unshared()

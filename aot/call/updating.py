@@ -14,7 +14,7 @@ from jointcut.aot.options.options import Options, name_of
 from jointcut.aot.options.xla import refuse_inside
 from jointcut.aot.run.bound import Binder, Signature
 from jointcut.aot.run.runner import Runner
-from jointcut.aot.run.unchecked import UncachedUpdate, Unchecked
+from jointcut.aot.run.unchecked import LaidOtherwise, UncachedUpdate, Unchecked
 from jointcut.aot.stages import debug, tracing
 from jointcut.aot.stages.cut import Cut
 from jointcut.aot.stages.padding.sized import Sized
@@ -70,7 +70,8 @@ class Updating:
         )
         count = None if statics.count is None else statics.count + 1
         self._statics = Statics(frozenset(n + 1 for n in statics.argnums), statics.argnames, count)
-        self._binder, self._is_checked = Binder(self._statics), options.check is not None
+        otherwise = LaidOtherwise(name)
+        self._binder, self._is_checked = Binder(self._statics, otherwise), options.check is not None
         how = self._function, self._options, self._updated
         self._sized = None if sizes is None else sizes.changed(*how, still=2)
 
@@ -125,6 +126,7 @@ class Updating:
             _LOG.info("%s: value_and_update %s", self._name, what)
 
     def _cut(self, signature: Signature, bound: Bound) -> Cut:
+        signature.planned.is_made = True
         return signature.made.of(
             "cut", lambda: self._traced(bound).partition(), keeps=lambda cut: not cut.traced.program.has_traced_consts
         )

@@ -41,7 +41,7 @@ from jointcut.partition.errors import CallError, message
 from jointcut.partition.figures import counted
 from jointcut.partition.lower.emit import Residual
 from jointcut.partition.lower.verify import routed, waited
-from jointcut.partition.program.jax import runtime
+from jointcut.partition.program.jax import meshes, runtime
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind
 from jointcut.wrappers.boundary import bounded, bounded_class
 from jointcut.wrappers.built_in.zeros import filled
@@ -241,12 +241,16 @@ class Loaded:
             raise CallError(message(self.contract.name, what, cure))
 
     def _refuse_devices(self, flat: Sequence[Any]) -> None:
-        """Raise `CallError` if arrays lie on another number of devices; a program for one runs on several, too."""
+        """Raise `CallError` if arrays lie on another number of devices; a program for one runs on several, too.
+
+        In a program of the user's this is not known of values that it computes, or of `in_shardings`.
+        """
         number = max(p.devices for p in self._programs.values())
-        if number == 1 or runtime.tracing():
+        if number == 1 or meshes.manual_mesh() is not None:
             return
-        given = max((len(x.sharding.device_set) for x in flat if isinstance(x, jax.Array)), default=1)
-        if given != number:
+        known = [*map(meshes.number_of_devices, flat)]
+        given = max((n for n in known if n is not None), default=1)
+        if given != number and (None not in known or given > 1):
             what = f"was exported for {number} devices, and its arguments lie on {given}."
             cure = "Lay them over a mesh of as many devices, in any order, or export it for these."
             raise CallError(message(self.contract.name, what, cure))

@@ -311,7 +311,8 @@ def refuse_to_run(name: str, goal: Target | None, cure: str = _UNRUN) -> None:
 
 def _compiles_only(sharding: Any) -> bool:
     """Whether a sharding lies on devices that only compile."""
-    devices = getattr(sharding, "device_set", ())
+    has_devices = not isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+    devices = sharding.device_set if has_devices else ()
     return any("CompileOnly" in type(device.client).__name__ for device in devices)
 
 

@@ -36,8 +36,12 @@ def in_asked_blocks(program: Joint, asking: Mapping[str, int], named: Shapes, ba
 
     Forward and backward of a block run together if the backward can be done for a cotangent of one. Rows that lie on
     several devices stay there: each runs so many blocks of its own. Raises `TraceError` if a name stands for no rows,
-    or for the same as another one, if the blocks are more than the rows, or if nothing treats the rows alone.
+    or for the same as another one, if the blocks are more than the rows, or if nothing treats the rows alone; and if
+    sums over devices wait to be added up.
     """
+    if program.unreduced:
+        what = f"asks for blocks, and {program.unreduced} is `reduced` or `unreduced` along an axis of its mesh."
+        raise TraceError(message("tiles", what, "Leave tiles out, or add up after the function: jax.reshard(x, P())."))
     known: dict[str, Rows] = {}
     numbered, seeds = variables(program.closed), [_seed(program, *pair, named) for pair in asking.items()]
     for name, seed in zip(asking, seeds, strict=True):

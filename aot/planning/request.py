@@ -299,7 +299,7 @@ class Request:
     @property
     def is_tileable(self) -> bool:
         """Whether rows could run in blocks: those that lie on several devices if it is known on which."""
-        if not self.program.is_train:
+        if not self.program.is_train or self.program.unreduced:
             return False
         if (mesh := meshes.manual_mesh()) is not None:
             return set(mesh.manual_axes) == set(mesh.axis_names)

@@ -94,8 +94,13 @@ class Weighing:
 
     @property
     def goal(self) -> Target | None:
-        """The target; the caller's programs have none."""
-        return None if self.trace is None else self.options.goal
+        """The target; the caller's programs have one if it has as many devices as their mesh."""
+        goal = self.options.goal
+        if self.trace is not None or goal is None:
+            return goal
+        layout = self.program.layout
+        mesh = meshes.manual_mesh() or (layout.mesh if layout is not None and layout.is_known else None)
+        return goal if mesh is not None and mesh.size == goal.count else None
 
     @property
     def executables(self) -> int:
@@ -140,7 +145,7 @@ class Weighing:
             first = len(flat) - count
             return step(flat[:first], seeds(flat[first:]))
 
-        return lowered(whole, closed, self.program.layout)
+        return lowered(whole, closed, self.program.layout, self.goal)
 
     def measure(self, plan: Plan) -> Weighed[Answer]:
         """Compile a plan, to run it. If XLA finds no room for it on a target that is not here, only weigh it."""

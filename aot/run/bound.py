@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jointcut.partition.program.jax import runtime
-from jointcut.partition.program.jax.meshes import sharding_given
+from jointcut.partition.program.jax.meshes import NO_MESH, Spec, heard, is_on_mesh, sharding_given, spec_of
 from jointcut.wrappers.arguments.given_up import is_given_up
 from jointcut.wrappers.arguments.tree import Bound, Statics, bind, duplicates
 from jointcut.wrappers.table import Table
@@ -25,15 +25,31 @@ KEPT_SIGNATURES = 256
 Ready = tuple[Callable[..., Sequence[Any]], tuple[Any, ...], Any]
 
 _AVAL = attrgetter("aval")
+_PLACED = attrgetter("aval", "sharding")
+
+
+#: Is told of an argument that lies otherwise than where its plan was made: its path, how it lies, and how it lay.
+Otherwise = Callable[[str, Spec, Spec], None]
+
+
+@dataclass
+class Planned:
+    """Whether a plan was made for a signature."""
+
+    is_made: bool = False
 
 
 class Signature:
-    """One signature of a function under one configuration of JAX; `made` has its programs and records, by name."""
+    """One signature of a function under one configuration of JAX.
+
+    `made` has its programs and records, by name, and `planned` tells whether they include a plan.
+    """
 
     def __init__(self, bound: Bound) -> None:
         """Start with an empty table; `bound` is a call of the signature."""
         self.bound = bound.abstract()
         self.made: Table[Any] = Table()
+        self.planned = Planned()
 
 
 @dataclass(frozen=True)
@@ -59,9 +75,9 @@ class _Latest:
 class Binder:
     """Binds the calls of one function, and holds their signatures."""
 
-    def __init__(self, statics: Statics) -> None:
-        """Start without signatures."""
-        self.statics = statics
+    def __init__(self, statics: Statics, otherwise: Otherwise | None = None) -> None:
+        """Start without signatures; `otherwise` is told where a plan is used for other shardings."""
+        self.statics, self._otherwise = statics, otherwise
         self.signatures: Table[Signature] = Table(KEPT_SIGNATURES)
         self._plain: Table[Signature] = Table(KEPT_SIGNATURES)
         self._latest: dict[str, _Latest] = {}
@@ -106,6 +122,8 @@ class Binder:
             return  # binding must check references: one passed twice is refused
         of_jax = all(isinstance(leaf, jax.Array) for leaf in bound.leaves)
         type_of, classes = (_AVAL, None) if of_jax else (_type_of, tuple(map(type, bound.leaves)))
+        if any(is_on_mesh(_type_of(leaf)) for leaf in bound.leaves):  # on automatic axes types do not tell how it lies
+            type_of = _PLACED if of_jax else _placed_of
         statics = _typed((*bound.static_args, *bound.static_kwargs))
         this = _Latest(bound.tree, classes, runtime.trace_context(), statics, type_of, {})
         latest = self._latest.get(name)
@@ -123,13 +141,18 @@ class Binder:
                 types = *map(type, leaves), *map(_type_of, leaves)
                 key = tree, types, runtime.trace_context(), len(args), statics
                 known = self._plain.get(key)
+                if known is None and (lying := _lying(leaves)):  # asked last, so that other calls are as quick as ever
+                    key = key, lying
+                    known = self._plain.get(key)
             except (TypeError, ValueError):  # unhashable, or not an array: `bind` raises the proper error
                 key = known = None
             if known is not None and not duplicates(leaves):
                 return known, _with_leaves(known.bound, leaves)
         bound = bind(args, kwargs, self.statics)
-        lying = tuple(map(sharding_given, bound.leaves)) if runtime.tracing() else ()
-        signature = self.signatures.of((bound.signature(), runtime.trace_context(), lying), lambda: Signature(bound))
+        whole = bound.signature(), runtime.trace_context(), _lying(bound.leaves)
+        signature = self.signatures.of(whole, lambda: Signature(bound))
+        if runtime.tracing() and self._otherwise is not None:
+            bound = _heard(bound, signature.planned, self._otherwise)
         if key is not None and bound.is_plain:
             self._plain.of(key, lambda: signature)
         return signature, bound
@@ -151,6 +174,34 @@ def _typed(statics: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
 def _type_of(leaf: Any) -> Any:
     aval = getattr(leaf, "aval", None)  # ten times faster than jax.typeof
     return jax.typeof(leaf) if aval is None else aval
+
+
+def _placed_of(leaf: Any) -> Any:
+    return _type_of(leaf), getattr(leaf, "sharding", None)
+
+
+def _lying(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """How arrays lie on meshes; empty where none does. Traced ones lie as the arguments of the user's `jax.jit`."""
+    if runtime.tracing():
+        return tuple(map(sharding_given, leaves))
+    found = list[tuple[int, Any]]()
+    for i, leaf in enumerate(leaves):
+        placed = getattr(getattr(leaf, "aval", leaf), "sharding", None)
+        if placed is not None and getattr(placed, "mesh", NO_MESH) is not NO_MESH and (at := spec_of(leaf)) is not None:
+            found.append((i, at[1]))  # the types have the mesh
+    return tuple(found)
+
+
+def _heard(bound: Bound, planned: Planned, otherwise: Otherwise) -> Bound:
+    """Return a call of which `otherwise` is told if JAX runs its trace for arguments that lie otherwise."""
+    if not any(sharding_given(leaf) for leaf in bound.leaves):
+        return bound
+
+    def told(path: str) -> Callable[[Spec, Spec], None]:
+        return lambda now, before: otherwise(path, now, before) if planned.is_made else None
+
+    leaves = {id(leaf): heard(leaf, told(path)) for path, leaf in zip(bound.paths(), bound.leaves, strict=True)}
+    return _with_leaves(bound, [leaves[id(leaf)] for leaf in bound.leaves])
 
 
 def _with_leaves(bound: Bound, leaves: Sequence[Any]) -> Bound:

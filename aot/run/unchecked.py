@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from jointcut.aot.run.uncut import warn
 from jointcut.partition.errors import UncachedWarning, UncheckedWarning, message
+from jointcut.partition.program.jax.meshes import Spec, spec_in_words
 
 
 @dataclass
@@ -66,6 +67,29 @@ class Unshared(WarnedOnce):
         "Give the arguments of the jax.jit themselves, or say how many devices share the batch: "
         "aot.function(..., devices=8)."
     )
+
+
+@dataclass
+class LaidOtherwise:
+    """The warning of one function, issued once, that its plan was made for other shardings."""
+
+    name: str
+    told: bool = False
+
+    def __call__(self, path: str, now: Spec, before: Spec) -> None:
+        """Warn at the user's line of an argument, given how it lies and how it lay where the plan was made."""
+        if self.told:
+            return
+        self.told = True
+        what = (
+            f"runs by a plan for other shardings: {path} lay as {spec_in_words(before)} where the plan was made, and "
+            f"lies as {spec_in_words(now)} now. On automatic axes JAX traces a function once for all shardings."
+        )
+        cure = (
+            "Lay the arguments alike in all calls, or jit a function of its own for each layout, such as "
+            "jax.jit(lambda *args: step(*args)) with a step that is not jitted itself."
+        )
+        warn(UncheckedWarning(message(self.name, what, cure)))
 
 
 class Unmeasured(WarnedOnce):

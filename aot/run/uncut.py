@@ -26,7 +26,7 @@ import jax
 from jointcut.partition.errors import UncutWarning, message
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.program.jax import user_source
+from jointcut.partition.program.places import user_line
 from jointcut.partition.program.primitives import JITS
 from jointcut.partition.program.roles import Side
 from jointcut.partition.program.sizes import is_symbolic
@@ -137,4 +137,4 @@ def _kept_inside(graph: Graph, plan: Plan) -> Iterator[tuple[str, str]]:
         op = graph.ops[maker]
         readers = [graph.ops[i] for i in graph.consumers[v]]
         if all(r.name == op.name and r.origin is Side.BACKWARD for r in readers):
-            yield op.name, user_source.source_of(op.payload) or "an unknown place"
+            yield op.name, user_line(op.payload) or "an unknown place"

@@ -17,6 +17,7 @@ from jointcut.aot.options.options import Options, name_of
 from jointcut.aot.options.target import target_of
 from jointcut.aot.planning.budgets.inexact import is_at_hand
 from jointcut.aot.progress.progress import Stage
+from jointcut.aot.run.meshed import given_devices
 from jointcut.aot.stages.traced import Traced
 from jointcut.aot.trace import escapes
 from jointcut.aot.trace.blame import explained, unique_paths
@@ -46,8 +47,9 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     """
     name = name_of(function)
     with Stage("trace", name) as now:
-        wanted = differentiated(bound, positions, options)
-        options, shapes = with_target(options, bound), bound.abstract()
+        bound = with_devices(bound, options)
+        wanted, shapes = differentiated(bound, positions, options), bound.abstract()
+        options = with_target(options, shapes)
         inputs = shapes.input_info(wanted, shapes.leaves_of(*options.donated))
         wrapped = wrapped_for(function, shapes, inputs, options)
         target = wrapped.target
@@ -72,8 +74,19 @@ def trace(function: Callable[..., Any], options: Options, bound: Bound, position
     return replace(traced, program=program)
 
 
+def with_devices(bound: Bound, options: Options) -> Bound:
+    """Return a call whose arguments lie on devices where they are laid on a mesh without, `jax.sharding.AbstractMesh`.
+
+    These are those of the target, or else those that are here. Raises `TargetError` if they are too few.
+    """
+    paired = zip(bound.paths(), bound.leaves, strict=True)
+    leaves = tuple(given_devices(path, leaf, options.goal) for path, leaf in paired)
+    same = all(new is old for new, old in zip(leaves, bound.leaves, strict=True))
+    return bound if same else replace(bound, leaves=leaves)
+
+
 def with_target(options: Options, bound: Bound) -> Options:
-    """Return the options with their target, which may follow from the arguments.
+    """Return the options with their target, which may follow from the arguments of a call, given as types.
 
     Raises `TargetError` for arguments on the devices of another target, or on another number of devices.
     """
@@ -82,7 +95,7 @@ def with_target(options: Options, bound: Bound) -> Options:
         what = f"lie on {found.device_kind}, and the target is {goal.name}, {goal.device_kind}."
         raise TargetError(message("The arguments", what, "Lay them on the target's devices, or leave the target out."))
     placed = (getattr(leaf, "sharding", None) for leaf in bound.leaves)
-    count = max((len(sharding.device_set) for sharding in placed if sharding is not None), default=1)
+    count = max((sharding.num_devices for sharding in placed if sharding is not None), default=1)
     if goal is not None and count not in (1, goal.count):
         what = f"lie on {count} devices, and the target {goal.name} has {counted(goal.count, 'device')}."
         cure = "Lay them on as many, such as with the mesh of the target, or name a target of as many."

@@ -57,6 +57,13 @@ def explained(
         _put_names(error, name, function, paths, bound)
         note(error, name)
         raise
+    except AssertionError as error:
+        if not error.args and _asserted_by_jax(error) and not _is_noted(error):
+            error.add_note(
+                f"This happened while jointcut traced {name}{line_of_error(error)}. JAX stopped at an assertion of its "
+                "own, as it does for a collective over an axis that is not on the mesh. Look at the axis names there."
+            )
+        raise
     except (TypeError, AttributeError) as error:
         if bound is not None and bound.has_fixed:
             _note_fixed(error, name, bound)
@@ -152,6 +159,16 @@ def line_of_error(error: BaseException) -> str:
         if theirs and not theirs[-1].filename.startswith(our_folders()):
             return f" at {theirs[-1].filename}:{theirs[-1].lineno} ({theirs[-1].name})"
     return ""
+
+
+def _asserted_by_jax(error: BaseException) -> bool:
+    """Whether an assertion failed in JAX's own code, whose frames JAX may have taken out of the traceback."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return (
+        bool(last)
+        and bool(last[0].line)
+        and ("assert" not in last[0].line or Path(last[0].filename).is_relative_to(Path(jax.__file__).parent))
+    )
 
 
 def _note_fixed(error: BaseException, name: str, bound: Bound) -> None:

@@ -26,7 +26,7 @@ from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import TraceError, message
 from jointcut.partition.plans.backend import PORTABLE, Backend
 from jointcut.partition.program.graph import Graph
-from jointcut.partition.program.jax import abstract, jaxprs, runtime
+from jointcut.partition.program.jax import abstract, jaxprs, meshes, runtime
 from jointcut.partition.program.roles import Role, Roles, Tile
 from jointcut.partition.rewrite import guard, names, regions, repeats, simplify, views
 from jointcut.partition.split import cut_within
@@ -112,6 +112,12 @@ class Joint:
         kept = {v for i, v in enumerate(jaxpr.invars) if i not in self.roles.replaced}
         parts = self.laid.parts if self.laid is not None else lambda v: 1
         return sum(-(-abstract.aval_bytes(v.aval) // parts(v)) for v in kept | results)
+
+    @cached_property
+    def unreduced(self) -> str:
+        """The path of the first input that is a sum over devices not added up yet, or has such a gradient; or empty."""
+        inputs = zip(jaxprs.opened(self.closed)[0].invars, self.roles.input_paths, strict=False)
+        return next((path for v, path in inputs if meshes.is_unreduced(v.aval)), "")
 
     @cached_property
     def laid(self) -> Laid | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from contextlib import nullcontext
 from tempfile import TemporaryDirectory
 
 import equinox as eqx
@@ -17,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from claims import tell
 from jointcut import aot
 from jointcut.aot.report.gradient_error import relative_error
-from jointcut.partition.errors import CallError
+from jointcut.partition.errors import CallError, TraceError
 
 LINE = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
 TYPED = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
@@ -130,6 +132,64 @@ def gradients_of_several_batches_are_added_up_once():
     assert texts[0].count(" all-reduce(") <= texts[1].count(" all-reduce("), [t.count(" all-reduce(") for t in texts]
 
 
+def gradients_that_wait_unreduced_are_added_up_once():
+    def whole(tree):
+        return jax.tree.map(lambda a: jax.reshard(a, P()), tree)
+
+    def total(function):
+        @jax.jit
+        def step(w, xs):
+            w = jax.tree.map(lambda a: jax.reshard(a, P(None, None, reduced={"d"})), w)
+            first, second = (jax.grad(function)(w, x) for x in xs)
+            return whole(jax.tree.map(jnp.add, first, second))
+
+        return step
+
+    with jax.set_mesh(TYPED):
+        w = jax.device_put(W, NamedSharding(TYPED, P()))
+        xs = [jax.device_put(x, NamedSharding(TYPED, P("d"))) for x in (X, 2 * X)]
+        want, cut = total(perceptron)(w, xs), aot.function(perceptron)
+        for function in (cut, aot.function(perceptron, budget=1.0)):
+            step = total(lambda w, x, function=function: function(w, x))
+            assert relative_error(step(w, xs), want) < 1e-5
+            assert step.lower(w, xs).compile().as_text().count(" all-reduce(") == 1
+        waiting = jax.tree.map(lambda a: jax.reshard(a, P(None, None, reduced={"d"})), w)
+        grads = cut.grad(waiting, xs[0])
+        assert {a.sharding.spec.unreduced for name, a in grads.items() if name in ("up", "down")} == {frozenset("d")}
+        both = jax.jit(lambda one, other: whole(jax.tree.map(jnp.add, one, other)))
+        assert relative_error(both(grads, cut.grad(waiting, xs[1])), want) < 1e-5
+        with pytest.raises(TraceError) as refusal:
+            aot.function(perceptron, tiles={"args[1]": 2}).grad(waiting, xs[0])
+    assert str(refusal.value) == (
+        "tiles asks for blocks, and args[0]['down'] is `reduced` or `unreduced` along an axis of its mesh.\n"
+        "Leave tiles out, or add up after the function: jax.reshard(x, P())."
+    )
+
+
+def state_in_parts_beside_whole_parameters():
+    for mesh, put in ((LINE, lax.with_sharding_constraint), (TYPED, jax.reshard)):
+
+        def update(grads, state, w, mesh=mesh, put=put):
+            parts, whole = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
+            state = jax.tree.map(lambda m, g: 0.9 * m + put(g, parts), state, grads)
+            return jax.tree.map(lambda p, m: p - 0.1 * put(m, whole), w, state), state
+
+        def plain(w, state, x, update=update):
+            value, grads = jax.value_and_grad(perceptron)(w, x)
+            return value, *update(grads, state, w)
+
+        def given(mesh=mesh):
+            state = jax.tree.map(np.ones_like, W)
+            where = (P(), P("d"), P("d"))
+            return [jax.device_put(a, NamedSharding(mesh, at)) for a, at in zip((W, state, X), where, strict=True)]
+
+        step = functools.partial(aot.function(perceptron).value_and_update, update=update)
+        with jax.set_mesh(mesh) if mesh is TYPED else nullcontext():
+            want = jax.jit(plain)(*given())
+            for ours in (step, jax.jit(lambda w, state, x, step=step: step(w, state, x))):
+                lie_alike(ours(*given()), want)
+
+
 def updates_of_parameters_and_state_in_parts():
     w, x = laid()
     state = jax.tree.map(jnp.zeros_like, w)
@@ -222,12 +282,13 @@ def an_exported_pair_is_loaded_on_another_mesh_of_as_many_devices():
             assert relative_error(step(*there), want) < 1e-5
         four = Mesh(mesh.devices[:4], mesh.axis_names, axis_types=mesh.axis_types)
         for given, number in ((jax.device_put((W, X), NamedSharding(four, P())), 4), ((W, X), 1)):
-            with pytest.raises(CallError) as refusal:
-                loaded.value_and_grad(*given)
-            assert str(refusal.value) == (
-                f"perceptron was exported for 8 devices, and its arguments lie on {number}.\n"
-                "Lay them over a mesh of as many devices, in any order, or export it for these."
-            )
+            for step in (loaded.value_and_grad, jax.jit(jax.grad(lambda w, x, loaded=loaded: loaded(w, x)))):
+                with pytest.raises(CallError) as refusal:
+                    step(*given)
+                assert str(refusal.value) == (
+                    f"perceptron was exported for 8 devices, and its arguments lie on {number}.\n"
+                    "Lay them over a mesh of as many devices, in any order, or export it for these."
+                )
 
 
 def the_largest_batch_is_one_that_the_devices_divide():
@@ -245,32 +306,37 @@ def the_largest_batch_is_one_that_the_devices_divide():
 
 
 def one_shard_map_in_another():
-    """With `check_vma` JAX cannot lower the gradient of such a program."""
+    """With `check_vma` JAX lowers the gradient of such a program only if its inner part keeps nothing for it."""
 
-    def laid(around, within):
-        def inner(w, x):
-            return lax.psum(jnp.sum(jnp.sin(jnp.tanh(x @ w["up"]) @ w["down"])), "m")
+    def kept(w, x):
+        return lax.psum(jnp.sum(jnp.sin(jnp.tanh(x @ w["up"]) @ w["down"])), "m")
+
+    def laid(around, within, inner=kept, checks=False):
 
         def outer(w, x):
             on = jax.sharding.get_abstract_mesh()
             parts = (dict.fromkeys(W, P()), P("m"))
             summed = jax.shard_map(
-                within(inner), mesh=on, in_specs=parts, out_specs=P(), axis_names={"m"}, check_vma=False
+                within(inner), mesh=on, in_specs=parts, out_specs=P(), axis_names={"m"}, check_vma=checks
             )
             return lax.pmean(summed(w, x), "d")
 
         parts = (dict.fromkeys(W, P()), P("d"))
-        return around(jax.shard_map(outer, mesh=GRID, in_specs=parts, out_specs=P(), axis_names={"d"}, check_vma=False))
+        mapped = jax.shard_map(outer, mesh=GRID, in_specs=parts, out_specs=P(), axis_names={"d"}, check_vma=checks)
+        return around(mapped)
 
     def alone(function):
         return function
 
     want = jax.jit(jax.grad(laid(alone, alone)))(W, X)
     for ways in ((aot.function, alone), (alone, aot.function)):
-        assert relative_error(jax.jit(jax.grad(laid(*ways)))(W, X), want) < 1e-5
+        for how in ((kept, False), (jax.checkpoint(kept), True)):
+            assert relative_error(jax.jit(jax.grad(laid(*ways, *how)))(W, X), want) < 1e-5
 
 
 CLAIMS = [
+    gradients_that_wait_unreduced_are_added_up_once,
+    state_in_parts_beside_whole_parameters,
     ring_attention_by_ppermute,
     experts_by_all_to_all,
     a_mesh_that_is_manual_in_part,

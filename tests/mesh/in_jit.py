@@ -104,7 +104,7 @@ def a_plan_knows_the_arguments_and_what_is_cast_from_them():
 
 
 def graph_bytes(plan, graph):
-    assert {graph.values[v].parts for v in plan.values} == {8}, "rows of the batch are divided"
+    assert {graph.values[v].parts for v in plan.values} <= {2, 8}, "rows of the batch are divided"
     return sum(graph.values[v].saved_bytes for v in plan.values)
 
 
@@ -169,7 +169,73 @@ def shardings_of_the_jit_itself_are_not_taken_for_those_of_the_arguments():
     assert plan.remarks[-1:] != ["all bytes are those of one of 8 devices"], plan.remarks
 
 
+def warnings_of(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [(each.category, str(each.message)) for each in caught]
+
+
+def a_plan_for_other_shardings_is_told_once():
+    told = (
+        "deep runs by a plan for other shardings: args[0][0] lay as P() where the plan was made, and lies as "
+        "P(None, 'd') now. On automatic axes JAX traces a function once for all shardings.\n"
+        "Lay the arguments alike in all calls, or jit a function of its own for each layout, such as "
+        "jax.jit(lambda *args: step(*args)) with a step that is not jitted itself."
+    )
+    for step_of in (grad_of, own_grad_of, lambda f: jax.grad(jax.jit(lambda ws, x: f(ws, x)))):
+        step = step_of(aot.function(deep))
+        found = [warnings_of(lambda args=LAID[name], step=step: step(*args)) for name in ("data", "FSDP", "data")]
+        assert found == [[], [(aot.UncheckedWarning, told)], []], found
+    around, (ws, x) = nested(aot.function(deep)), LAID["FSDP"]
+    around({"w": LAID["data"][0], "x": LAID["data"][1]})
+    lowered = warnings_of(lambda: around.lower({"w": ws, "x": x}))
+    assert [text.split(" lay ")[0] for _, text in lowered] == [told.split(" lay ")[0]], lowered
+
+
+def nothing_is_told_of_what_lies_alike_or_is_not_differentiated():
+    function, (ws, x) = aot.function(deep), LAID["data"]
+    step, alone = grad_of(aot.function(deep)), jax.jit(lambda ws, x: function(ws, x))
+    step(ws, x)
+    alone(ws, x)
+    longer = [on(LINE, P(None, None), w) for w in W], on(LINE, P("d", None), X)
+    assert warnings_of(lambda: step(*longer)) == []
+    assert warnings_of(lambda: alone(*LAID["FSDP"])) == []
+
+
+def where_jax_traces_anew_the_plan_is_for_the_shardings_at_hand():
+    function = aot.function(deep)
+
+    def step(ws, x):
+        return jax.grad(function)(ws, x)
+
+    first = jax.jit(step)
+    for made, name in ((first, "data"), (first, "tensor"), (jax.jit(lambda *args: step(*args)), "FSDP")):
+        ((plan, graph),), _ = inside(made, *LAID[name])
+        expected, _ = inside(grad_of(aot.function(deep)), *LAID[name])
+        assert plan.bytes_saved == expected[0][0].bytes_saved == graph_bytes(plan, graph), name
+
+
+def devices_that_the_mesh_does_not_have_are_refused():
+    for mesh, around in ((GRID, grad_of), (LINE, UNKNOWN["computed"])):
+        args = [on(mesh, P(), w) for w in W], on(mesh, P("d"), X)
+        try:
+            jax.jit(around(aot.function(deep, budget="100MB", devices=16))).lower(*args)
+        except aot.BudgetError as error:
+            axes = ", ".join(f"{axis!r}: {size}" for axis, size in mesh.shape.items())
+            assert str(error) == (
+                f"budget is for each of 16 devices that share the batch, and the arguments lie on a mesh of {axes}.\n"
+                "Give a number of devices= that divides 8, or a target of as many devices as the mesh has."
+            ), error
+        else:
+            raise AssertionError(mesh)
+
+
 CLAIMS = [
+    devices_that_the_mesh_does_not_have_are_refused,
+    a_plan_for_other_shardings_is_told_once,
+    nothing_is_told_of_what_lies_alike_or_is_not_differentiated,
+    where_jax_traces_anew_the_plan_is_for_the_shardings_at_hand,
     a_budget_is_for_each_device_at_the_first_plan,
     bytes_of_a_budget_are_those_of_a_device,
     a_plan_knows_the_arguments_and_what_is_cast_from_them,

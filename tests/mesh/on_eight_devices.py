@@ -6,6 +6,7 @@ Warnings are errors here as they are in the tests.
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from claims import tell
 from jointcut import aot
+from jointcut.aot.planning.request import Request
 from jointcut.aot.report.gradient_error import relative_error
 from jointcut.partition import Problem, Roofline
 from jointcut.partition.errors import BudgetError, TargetError
@@ -190,11 +192,45 @@ def a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each():
     assert text.endswith("All of these are bytes of one of 8 devices."), text
 
 
+def a_budget_in_a_shard_map_is_refused_for_each_device():
+    _, (ws, x) = PLACED["data"]
+    inside = aot.function(loss, budget="10kB")
+    step = jax.shard_map(
+        lambda ws, x: lax.pmean(inside(ws, x), "d"), mesh=LINE, in_specs=([P()] * 4, P("d")), out_specs=P()
+    )
+    text = refused(lambda: jax.jit(jax.grad(step))(ws, x), BudgetError)
+    assert (
+        "All of these are bytes of one of 8 devices.\n"
+        "args[0][0] alone takes 16,384 bytes on each device. Lay it in parts over the mesh."
+    ) in text, text
+
+
 def calls_whose_arrays_lie_otherwise_are_each_as_plain_jax():
     step, want = aot.function(loss), jax.value_and_grad(loss)(W, X)
     placed = (PLACED["data"][1], (W, X), PLACED["FSDP"][1], laid(LINE, P("d"), P()), PLACED["data"][1])
     for args in placed:
         assert relative_error(step.value_and_grad(*args), want) < 1e-5
+
+
+def a_call_whose_arrays_lie_otherwise_has_a_plan_of_its_own():
+    args, types = [PLACED[name][1] for name in ("data", "FSDP")], []
+    for placed in args:
+        types.append(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), placed))
+    for given, call in (
+        (args, lambda step, each: step.value_and_grad(*each)),
+        (args, lambda step, each: step.vjp(*each)),
+        (types, lambda step, each: step.lower(*each)),
+    ):
+        step, layouts, found = aot.function(loss), [], Request._answer
+
+        def kept(request, split, found=found, layouts=layouts):
+            layouts.append(request.program.layout.specs[0])
+            return found(request, split)
+
+        with mock.patch.object(Request, "_answer", kept):
+            for each in (*given, *given):
+                call(step, each)
+        assert layouts == [((), ()), ((), ("d",))], layouts
 
 
 def a_mesh_of_one_device_is_no_mesh():
@@ -210,13 +246,21 @@ def an_axis_that_is_not_on_the_mesh_is_refused_as_by_jax():
             lambda ws, x: lax.pmean(loss(ws, x), "q"), mesh=LINE, in_specs=([P()] * 4, P("d")), out_specs=P()
         )(ws, x)
 
-    kinds = []
-    for step in (jax.value_and_grad(mean), aot.function(mean).value_and_grad):
+    errors = []
+    ours = aot.function(mean)
+    for step in (jax.value_and_grad(mean), ours.value_and_grad, jax.jit(jax.grad(lambda ws, x: ours(ws, x)))):
         try:
             step(W, X)
         except (NameError, AssertionError) as error:
-            kinds.append(type(error))
-    assert len(kinds) == 2 and kinds[0] is kinds[1], kinds
+            errors.append(error)
+    assert len(errors) == 3 and len({type(error) for error in errors}) == 1, errors
+    line = mean.__code__.co_firstlineno + 2
+    for error in errors[1:] if isinstance(errors[0], AssertionError) else ():
+        (note,) = [text for text in error.__notes__ if "jointcut traced" in text]
+        assert note == (
+            f"This happened while jointcut traced mean at {__file__}:{line} (<lambda>). JAX stopped at an assertion of "
+            "its own, as it does for a collective over an axis that is not on the mesh. Look at the axis names there."
+        ), note
 
 
 def budgets_hold_on_explicit_axes_where_no_mesh_is_set():
@@ -239,6 +283,46 @@ def a_target_of_another_number_of_devices_is_refused():
     ), text
 
 
+def types_on_a_mesh_that_names_no_devices_lie_on_those_that_are_here():
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        rows = {"explicit" if kind is AxisType.Explicit else "data": P("d")}
+        for name, spec in rows.items():
+            mesh = jax.sharding.AbstractMesh((8,), ("d",), axis_types=(kind,))
+            types = [jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=NamedSharding(mesh, P())) for w in W]
+            x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, spec))
+            got = aot.function(loss).trace(types, x).partition()
+            assert got.plan.bytes_saved == aot.function(loss).trace(*PLACED[name][1]).partition().plan.bytes_saved
+            step = got.compile()
+            assert relative_error(step.value_and_grad(*PLACED[name][1]), jax.value_and_grad(loss)(W, X)) < 1e-5
+            assert aot.collectives(aot.function(loss), types, x).ours.totals
+    many = jax.sharding.AbstractMesh((16,), ("d",))
+    types = [jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=NamedSharding(many, P())) for w in W]
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(many, P("d")))
+    asks = lambda: aot.function(loss).trace(types, x), lambda: aot.collectives(jax.grad(loss), types, x)
+    for path, ask in zip(("args[0][0]", "An argument"), asks, strict=True):
+        assert refused(ask, TargetError) == (
+            f"{path} lies on a jax.sharding.AbstractMesh of 16 devices, which names none, and there are 8 devices "
+            "here.\nName a target of 16, as in aot.function(..., target='h100x8'), or lay it on a mesh of devices, "
+            "such as aot.target('h100x8').mesh(...)."
+        )
+    assert refused(lambda: aot.function(loss, target="h100x8").trace(types, x), TargetError) == (
+        "args[0][0] lies on a jax.sharding.AbstractMesh of 16 devices, which names none, and h100x8 has 8 devices.\n"
+        "Name a target of 16, as in aot.function(..., target='h100x8'), or lay it on a mesh of devices, such as "
+        "aot.target('h100x8').mesh(...)."
+    )
+
+
+def a_budget_in_jit_needs_devices_on_explicit_axes():
+    mesh = jax.sharding.AbstractMesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    types = [jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=NamedSharding(mesh, P())) for w in W]
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, P("d")))
+    step = jax.jit(jax.grad(lambda ws, x: aot.function(loss, budget=0.9)(ws, x)))
+    assert refused(lambda: step.trace(types, x), BudgetError).startswith(
+        "budget is to be measured, and the arguments lie on a jax.sharding.AbstractMesh, which names no devices.\n"
+        "Trace for a mesh of devices, such as aot.target('h100x8').mesh(...), or give a strategy or a plan."
+    )
+
+
 def sizes_of_arrays_on_a_mesh_are_numbers():
     cut, wanted = aot.function(loss, sizes="dynamic"), jax.grad(loss)
     for rows in (256, 128, 64):
@@ -250,9 +334,13 @@ def sizes_of_arrays_on_a_mesh_are_numbers():
 
 
 CLAIMS = [
+    a_budget_in_a_shard_map_is_refused_for_each_device,
+    types_on_a_mesh_that_names_no_devices_lie_on_those_that_are_here,
+    a_budget_in_jit_needs_devices_on_explicit_axes,
     sizes_of_arrays_on_a_mesh_are_numbers,
     a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each,
     calls_whose_arrays_lie_otherwise_are_each_as_plain_jax,
+    a_call_whose_arrays_lie_otherwise_has_a_plan_of_its_own,
     a_mesh_of_one_device_is_no_mesh,
     an_axis_that_is_not_on_the_mesh_is_refused_as_by_jax,
     a_target_of_another_number_of_devices_is_refused,

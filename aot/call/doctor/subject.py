@@ -21,6 +21,7 @@ from jointcut.aot.options.target import Target
 from jointcut.aot.report.held import lifetimes_of
 from jointcut.aot.report.liveness import Liveness
 from jointcut.aot.run.compile import ProgramMemory, compiled, no_room
+from jointcut.aot.run.meshed import given_devices
 from jointcut.aot.run.weigh import can_weigh, weigh
 from jointcut.partition.errors import CallError, RoomError, message
 from jointcut.partition.lower.memory.lifetimes import Lifetimes
@@ -191,7 +192,8 @@ def _type(leaf: Any, goal: Target | None) -> Any:
     """Return the type of an array, on the devices of a target if there is one; a Python value is returned unchanged."""
     if not is_array(leaf):
         return leaf
-    return struct(leaf) if goal is None else goal.placed(struct(leaf))
+    placed = given_devices("An argument", struct(leaf), goal)
+    return placed if goal is None else goal.placed(placed)
 
 
 def _named_bytes(jaxpr: jaxprs.Jaxpr) -> int:

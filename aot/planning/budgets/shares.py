@@ -16,7 +16,7 @@ import jax
 
 from jointcut.aot.options.limits import Limit
 from jointcut.aot.trace.joint import Joint
-from jointcut.partition.errors import BudgetError
+from jointcut.partition.errors import BudgetError, message
 from jointcut.partition.figures import human_bytes
 from jointcut.partition.program.jax import abstract, jaxprs, meshes, runtime
 from jointcut.partition.program.roles import Role
@@ -32,30 +32,54 @@ def shared(budget: Limit, program: Joint, devices: int | None) -> Limit:
 
 @contextmanager
 def told(budget: Limit, program: Joint, devices: int | None) -> Iterator[None]:
-    """Say in a `BudgetError` how many devices its bytes are for, and how to give them for one."""
+    """Say in a `BudgetError` how many devices its bytes are for, and how to give them for one.
+
+    Raises `BudgetError` if the mesh of the arguments has no such number of `devices` that share a batch.
+    """
+    _refuse_others(program, devices)
     try:
         yield
     except BudgetError as error:
         count = jax.device_count() if devices is None else devices
         if budget.peak_bytes is not None and count > 1 and _is_whole(program):
             error.add_note(_note(budget, program, devices, count))
-        elif (count := program.graph.devices) > 1:
+        elif (count := _devices(program)) > 1:
             error.add_note(f"All of these are bytes of one of {count} devices.")
             for note in _too_large(budget, program):
                 error.add_note(note)
         raise
 
 
+def _devices(program: Joint) -> int:
+    """On how many devices a program is laid, or runs in a `jax.shard_map` around."""
+    mesh = meshes.manual_mesh()
+    return program.graph.devices if mesh is None else mesh.size
+
+
+def _refuse_others(program: Joint, devices: int | None) -> None:
+    layout = program.layout
+    if devices is None or layout is None or layout.mesh.size % devices == 0:
+        return
+    axes = ", ".join(f"{axis!r}: {size}" for axis, size in layout.mesh.shape.items())
+    what = f"is for each of {devices} devices that share the batch, and the arguments lie on a mesh of {axes}."
+    cure = f"Give a number of devices= that divides {layout.mesh.size}, or a target of as many devices as the mesh has."
+    raise BudgetError(message("budget", what, cure))
+
+
 def _too_large(budget: Limit, program: Joint) -> Iterator[str]:
-    """Name the largest argument that is whole on each device, if it alone takes more than the budget."""
+    """Name the largest argument that is whole on each device, if it alone takes more than the budget.
+
+    In a `jax.shard_map` around it may also be a part.
+    """
     laid, most = program.laid, budget.peak_bytes
-    if laid is None or most is None:
+    if most is None:
         return
     inputs = zip(jaxprs.opened(program.closed)[0].invars, program.roles.input_paths, strict=False)
-    sizes = {path: abstract.aval_bytes(v.aval) for v, path in inputs if laid.parts(v) == 1}
+    sizes = {path: abstract.aval_bytes(v.aval) for v, path in inputs if laid is None or laid.parts(v) == 1}
     path = max(sizes, key=lambda path: sizes[path], default="")
     if path and sizes[path] > most:
-        yield f"{path} alone takes {sizes[path]:,} bytes, whole on each device. Lay it in parts over the mesh."
+        whole = " on each device" if laid is None else ", whole on each device"
+        yield f"{path} alone takes {sizes[path]:,} bytes{whole}. Lay it in parts over the mesh."
 
 
 def _note(budget: Limit, program: Joint, devices: int | None, count: int) -> str:

@@ -28,7 +28,7 @@ from jointcut.partition.program.jax.jaxprs import (
     opened,
     rebound,
 )
-from jointcut.partition.program.jax.meshes import Spec, on_mesh
+from jointcut.partition.program.jax.meshes import Spec, is_on_mesh, on_mesh
 
 #: How an array is laid that lies on no mesh; the parameters of equations that say how results are laid; and the
 #: primitives that do nothing else.
@@ -149,12 +149,7 @@ def nowhere() -> Iterator[None]:
 
 def unlaid(aval: Any) -> Any:
     """The type of an array without its mesh."""
-    return aval.update(sharding=_NOWHERE) if _names_mesh(aval) else aval
-
-
-def _names_mesh(aval: Any) -> bool:
-    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
-    return mesh is not None and not mesh.empty
+    return aval.update(sharding=_NOWHERE) if is_on_mesh(aval) else aval
 
 
 def without_mesh(eqns: Sequence[Equation]) -> list[Equation]:
@@ -190,5 +185,5 @@ def _atom_without(atom: Atom, names: dict[Var, Atom]) -> Any:
     if isinstance(atom, Literal):
         return Literal(atom.val, unlaid(atom.aval))
     if atom not in names:
-        names[atom] = fresh(unlaid(atom.aval)) if _names_mesh(atom.aval) else atom
+        names[atom] = fresh(unlaid(atom.aval)) if is_on_mesh(atom.aval) else atom
     return names[atom]

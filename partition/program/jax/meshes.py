@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,17 +12,42 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax.extend import core as jex
 
-from jointcut.partition.program.jax.callers import argument
+from jointcut.partition.program.jax.callers import argument, noticed
 from jointcut.partition.program.jax.jaxprs import Equation, Var, fresh
 
 #: For each axis of an array, the axes of a mesh that it lies along.
 Spec = tuple[tuple[str, ...], ...]
+
+#: The mesh in the type of an array that lies on none.
+NO_MESH = jax.typeof(0.0).sharding.mesh
 
 
 def is_explicit(sharding: Any) -> bool:
     """Whether a sharding is part of an array's type: true if it lays the array over a mesh with an explicit axis."""
     mesh = getattr(sharding, "mesh", None)
     return mesh is not None and not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
+
+
+def is_on_mesh(aval: Any) -> bool:
+    """Whether an array of a type lies on a mesh."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return mesh is not None and not mesh.empty
+
+
+def is_unreduced(aval: Any) -> bool:
+    """Whether a type is that of a sum over devices that is not added up yet, or of an array with such a gradient."""
+    spec = getattr(getattr(aval, "sharding", None), "spec", None)
+    return bool(getattr(spec, "unreduced", None) or getattr(spec, "reduced", None))
+
+
+def number_of_devices(x: Any) -> int | None:
+    """On how many devices an array lies; None for a traced value of which this is not known."""
+    if is_on_mesh(aval := jax.typeof(x)):
+        return aval.sharding.mesh.size
+    if not isinstance(x, _core.Tracer):
+        return getattr(getattr(x, "sharding", None), "num_devices", 1)
+    given = argument(x) if jax.sharding.get_abstract_mesh().empty else None
+    return None if given is None else number_of_devices(given)
 
 
 def spec_of(x: Any) -> tuple[Any, Spec | None] | None:
@@ -52,6 +77,36 @@ def sharding_given(x: Any) -> Any | None:
     given = getattr(argument(x), "sharding", None)
     is_here = isinstance(given, jax.sharding.NamedSharding) and given.mesh.abstract_mesh == mesh
     return given if is_here else None
+
+
+def heard(x: Any, otherwise: Callable[[Spec, Spec], None]) -> Any:
+    """A traced value that is an argument of the user's `jax.jit` on automatic axes.
+
+    JAX may run this trace for other shardings too. Then `otherwise` is called with how it lies now and lay before.
+    """
+    given = sharding_given(x)
+    if given is None:
+        return x
+    shape, planned = jax.typeof(x), _axes(given.mesh, given.spec, x)
+
+    def lies(sharding: Any) -> None:
+        mesh, spec = getattr(sharding, "mesh", None), getattr(sharding, "spec", None)
+        if mesh is not None and spec is not None and (now := _axes(mesh, spec, shape)) != planned:
+            otherwise(now, planned)
+
+    return noticed(x, lies)
+
+
+def spec_in_words(spec: Spec) -> str:
+    """How an array lies, as users write it.
+
+    >>> spec_in_words(((), ("data",), ("a", "b"), ()))
+    "P(None, 'data', ('a', 'b'))"
+    """
+    parts = [repr(axes[0] if len(axes) == 1 else axes or None) for axes in spec]
+    while parts and parts[-1] == "None":
+        parts.pop()
+    return f"P({', '.join(parts)})"
 
 
 def told_specs(eqn: Equation) -> list[Spec | None]:
@@ -89,7 +144,11 @@ def mesh_within(jaxpr: Any) -> Any | None:
 
 
 def _axes(mesh: Any, spec: Sequence[Any], x: Any) -> Spec:
-    """The axes of several devices in a spec, along each axis of an array."""
+    """The axes of several devices in a spec, along each axis of an array.
+
+    Those over which it is a sum that is not added up (`unreduced`), or will be in a derivative, divide no axis.
+    """
+    spec = getattr(spec, "partitions", spec)
     given = (*spec, *(None,) * (len(getattr(x, "shape", ())) - len(spec)))
     every = (own if isinstance(own, tuple) else () if own is None else (own,) for own in given)
     return tuple(tuple(axis for axis in own if mesh.shape.get(axis, 1) > 1) for own in every)

@@ -70,8 +70,9 @@ def layout(x: Any) -> str:
     if not isinstance(sharding := _sharding(x), jax.sharding.NamedSharding):
         return str(sharding)
     mesh: Any = sharding.mesh
+    spec: Any = sharding.spec
     devices = [device.id for device in mesh.devices.flat]
-    return f"{tuple(sharding.spec)} on the mesh {dict(mesh.shape)} of devices {devices}, {sharding.memory_kind}"
+    return f"{tuple(spec.partitions)} on the mesh {dict(mesh.shape)} of devices {devices}, {sharding.memory_kind}"
 
 
 def _processes(x: Any) -> set[int]:
