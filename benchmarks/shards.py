@@ -33,6 +33,8 @@ from rich.table import Table
 from benchmarks.measure import memory_of, wide_console
 from benchmarks.parallel import (
     HEADS,
+    ROWS,
+    TIME,
     Moves,
     Weights,
     arguments,
@@ -126,17 +128,23 @@ WAYS: dict[str, tuple[Any, tuple[int, ...], tuple[str, ...], Any, Any]] = {
 }
 
 
-def measure(name: str, is_scan: bool) -> Row:
-    """The figures of one way to lay the model out."""
-    body, sizes, axes, specs, of_batch = WAYS[name]
+def placed(name: str, rows: int = ROWS, length: int = TIME) -> tuple[Callable[[Any], Any], Weights, Array]:
+    """A function that puts one into the `shard_map` of a way, and the weights and the batch as they lie there."""
+    _, sizes, axes, specs, of_batch = WAYS[name]
     mesh = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes))
     weights, x = arguments()
     weights = {key: jax.device_put(w, NamedSharding(mesh, specs[key])) for key, w in weights.items()}
-    x = jax.device_put(x, NamedSharding(mesh, of_batch))
 
     def laid(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.shard_map(function, mesh=mesh, in_specs=(specs, of_batch), out_specs=P())
 
+    return laid, weights, jax.device_put(x[:rows, :length], NamedSharding(mesh, of_batch))
+
+
+def measure(name: str, is_scan: bool) -> Row:
+    """The figures of one way to lay the model out."""
+    body = WAYS[name][0]
+    laid, weights, x = placed(name)
     plain, cut = laid(partial(body, is_scan)), aot.function(laid(partial(body, is_scan)))
     inside = laid(aot.function(partial(body, is_scan)))
     steps = [jax.jit(jax.value_and_grad(f)).lower(weights, x).compile() for f in (plain, inside)]
@@ -156,14 +164,7 @@ def measure(name: str, is_scan: bool) -> Row:
 
 def gathered() -> list[Gathering]:
     """FSDP with few rows, unrolled: plain JAX, kept and gathered again by hand, and the same by ours."""
-    _, sizes, axes, specs, of_batch = WAYS["FSDP"]
-    mesh = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,))
-    weights, x = arguments()
-    weights = {key: jax.device_put(w, NamedSharding(mesh, specs[key])) for key, w in weights.items()}
-    x = jax.device_put(x[: FEW_ROWS[0], : FEW_ROWS[1]], NamedSharding(mesh, of_batch))
-
-    def laid(function: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.shard_map(function, mesh=mesh, in_specs=(specs, of_batch), out_specs=P())
+    laid, weights, x = placed("FSDP", *FEW_ROWS)
 
     def row(name: str, temp_bytes: int, text: str) -> Gathering:
         return Gathering(name, temp_bytes, *moves(text)["all-gather"])

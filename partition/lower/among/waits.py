@@ -1,14 +1,16 @@
-"""Let stacks and random numbers wait, and zeros lie apart, for compilers that hold them too long.
+"""Let stacks, random numbers and gathers wait, and zeros lie apart, for compilers that hold them too long.
 
 XLA:CPU runs an op as soon as its operands are ready. Stacks begin as zeros, and random numbers need only a key. So it
-would make the stacks of all loops of the backward, and the random numbers of all layers, at the start. Three steps
-prevent this:
+would make the stacks of all loops of the backward, and the random numbers of all layers, at the start. It would also
+gather there all saved arrays that lie on several devices and must be whole for a product. These steps prevent this:
 
 - A loop of the backward makes its stacks after the values that it reads and that the backward computes
   (`stacks after %7`).
 - A region under `jax.checkpoint`, which runs again as a whole, begins after all values that it reads (`hold %1 %7`).
 - A key waits for an operand of the last matrix product or convolution before it (`wait %3 for %7`). That operand is in
   memory anyway.
+- A saved array that is gathered waits for the cotangent that its first reader waits for (`settle`), and stays so for
+  all readers.
 
 XLA:GPU uses one array for all zeros of one shape. Where a scatter fills such an array, other readers of zeros of that
 shape read other zeros (`zeros apart float32[8,8]`).
@@ -44,8 +46,8 @@ from jointcut.partition.lower.steps import (
 )
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.program.bodies import SCAN
-from jointcut.partition.program.graph import LITERAL, Graph, Op
-from jointcut.partition.program.primitives import DRAWN, MOVEMENT, PACKING, REGION, RENAMING, REORDERING
+from jointcut.partition.program.graph import LITERAL, TOP, Graph, Op
+from jointcut.partition.program.primitives import DRAWN, MOVEMENT, PACKING, REGION, RENAMING, REORDERING, VIEWS
 from jointcut.partition.program.roles import Role
 from jointcut.partition.rewrite.fills import FILLING
 
@@ -61,6 +63,7 @@ def waiting(problem: Problem, forward: Steps, backward: Steps) -> tuple[Steps, S
     """Add the waiting steps that the backend needs to both halves."""
     graph, backend = problem.graph, problem.backend
     if backend.runs_early:
+        backward = tuple(_Gathers(problem).placed(backward)) if graph.moves else backward
         forward, backward = _drawn_late(graph, forward), _stacked_late(graph, _drawn_late(graph, backward))
     zeros = _zeros_apart(graph, (*forward, *backward)) if backend.shares_zeros else ()
     return (*zeros, *forward), (*zeros, *backward)
@@ -134,6 +137,58 @@ class _Draws:
             self.computed.update((made, self.computed[v]) for v, made in pairs if v in self.computed)
         elif op.name not in _MOVES and op.inputs:
             self.computed.update((v, v) for v in op.outputs)
+
+
+# ------------------------------------------------------------------------------------------------------------- gathers
+
+
+@dataclass
+class _Gathers:
+    """One backward while it is followed.
+
+    Attributes:
+        problem: the problem whose values it reads.
+        met: the values that it has made, or that wait.
+        anchor: the cotangent for which the ops that run again before the next op wait.
+    """
+
+    problem: Problem
+    met: set[int] = field(default_factory=set)
+    anchor: int | None = None
+
+    def placed(self, steps: Iterable[Step]) -> Iterator[Step]:
+        for step in steps:
+            self.anchor = step.cotangent if isinstance(step, Wait) else self.anchor
+            first = list(self.gathered(step)) if isinstance(step, Wait | Run) else []
+            if (anchor := self.latest(step)) is not None:
+                self.met.update(first)
+                yield from (Settle(v, (anchor,)) for v in first)
+            if anchor is None or not first or not isinstance(step, Wait):  # else it waits already
+                yield step
+            if isinstance(step, Run):
+                self.met.update(self.problem.graph.ops[step.op].outputs)
+            self.anchor = self.anchor if is_ahead(step) else None
+
+    def gathered(self, step: Wait | Run) -> Iterator[int]:
+        """The saved arrays outside loops that a step is the first to read, and that are gathered."""
+        graph = self.problem.graph
+        reads = (step.value,) if isinstance(step, Wait) else graph.ops[step.op].inputs
+        for v in dict.fromkeys(reads):
+            if v in self.met or v not in graph.arrays or graph.values[v].loop != TOP:
+                continue
+            maker = graph.maker_of(v)
+            while maker is not None and maker.name in VIEWS:
+                maker = graph.maker_of(maker.inputs[0])
+            if maker is not None and any(move.kind == "all-gather" for move in graph.moves_of.get(maker.id, ())):
+                yield v
+
+    def latest(self, step: Step) -> int | None:
+        """The cotangent that a step waits for, or else the last one that it reads; None if there is none."""
+        if self.anchor is not None or not isinstance(step, Run) or step.again:
+            return self.anchor
+        graph, is_late = self.problem.graph, self.problem.sides.is_late
+        late = (v for v in graph.ops[step.op].inputs if is_late(v) and v in graph.arrays)
+        return max(late, default=None, key=lambda v: -1 if (maker := graph.values[v].maker) is None else maker)
 
 
 # -------------------------------------------------------------------------------------------------------------- stacks
