@@ -1,11 +1,11 @@
 """Put budgets per device on steps over eight devices of the host: does each hold, and at the first plan.
 
-    python -m benchmarks.mesh_budgets                  # what is not stored yet: hours on a busy machine
+    python -m benchmarks.mesh_budgets                  # what is not stored yet: half an hour on two quiet cores
     python -m benchmarks.mesh_budgets FSDP --anew      # measure again rows whose name has this word
-    python -m benchmarks.mesh_budgets --sample         # of each program one row, every kind of row equally often
+    python -m benchmarks.mesh_budgets --sample         # of each program one row, every kind of row in turn
 
-The models and layouts of `benchmarks.mesh`, called and in the user's `jax.jit`, and the losses in one `jax.shard_map` of
-`benchmarks.shards`, these also with the function inside it cut. Budgets are a half and a quarter of plain JAX's
+The models and layouts of `benchmarks.mesh`, called and in the user's `jax.jit`, and the losses in one `jax.shard_map`
+of `benchmarks.shards`, these also with the function inside it cut. Budgets are a half and a quarter of plain JAX's
 temporaries. Bytes are temporaries of one device by XLA's account of the compiled step. Where a budget is refused, the
 least that is found without one is compiled, to see whether the refusal is true.
 """
@@ -141,9 +141,7 @@ def measure(name: str, way: str, budget: float) -> Row:
         least = memory_of(compiled(program, way, 0.0)[0]).temp
     tries = [(attempt.activation_bytes, attempt.fits) for attempt in tried]
     promised = tried[0].promised_bytes
-    return Row(
-        name, way, budget, bytes_of_plain, taken, tries, promised, least, error, time.perf_counter() - start
-    )
+    return Row(name, way, budget, bytes_of_plain, taken, tries, promised, least, error, time.perf_counter() - start)
 
 
 def compiled(program: Program, way: str, budget: float) -> tuple[Any, Callable[[], Any]]:
