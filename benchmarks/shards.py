@@ -4,8 +4,8 @@
 
 A GPT of six layers, in a scan and unrolled: data parallel, FSDP with a gather for each layer, and tensor parallel with
 a sum after each half of a block. Bytes are temporaries of one device by XLA's account; collectives are counted in the
-compiled step, with the bytes that they make. The same cut inside the `shard_map` stands beside it, and the plans for
-budgets, as shares of plain JAX's activations.
+compiled step, with the bytes that they make. The same cut inside the `shard_map` stands beside it. Budgets for these
+losses are in `mesh_budgets`.
 
 A second table is about FSDP with few rows, where gathered weights are most of what is kept: by `jax.checkpoint` and by
 ours they are kept, or gathered again for the backward.
@@ -48,7 +48,6 @@ from benchmarks.parallel import (
 from jointcut import aot
 
 RESULT = Path(__file__).parent / "results" / "shards.json"
-BUDGETS = 0.5, 0.25
 GATHERED = "gathered"  # the name of a whole weight
 FEW_ROWS = 8, 16  # sequences and their length
 
@@ -60,7 +59,6 @@ class Row:
     Attributes:
         name: how it is laid out, and how its layers are written.
         plain, ours, inside: plain JAX; cut from outside the `shard_map`; the function inside cut.
-        within: the cut from outside within each of `BUDGETS`; None where no plan fits.
         error: largest difference of a gradient, relative to the largest of it.
         plain_moves, our_moves: collectives by name, each with its number and bytes.
     """
@@ -69,7 +67,6 @@ class Row:
     plain: int
     ours: int
     inside: int
-    within: list[int | None]
     error: float
     plain_moves: Moves
     our_moves: Moves
@@ -155,7 +152,6 @@ def measure(name: str, is_scan: bool) -> Row:
         memory_of(steps[0]).temp,
         ours.memory.step.temp_bytes,
         memory_of(steps[1]).temp,
-        [within(laid(partial(body, is_scan)), budget, weights, x) for budget in BUDGETS],
         relative_error(got, want),
         moves(steps[0].as_text()),
         moves(ours.cut.jits.compiled("step").as_text()),
@@ -185,25 +181,15 @@ def gathered() -> list[Gathering]:
     return found
 
 
-def within(function: Callable[..., Any], budget: float, *args: Any) -> int | None:
-    """The temporaries of a function cut within a budget; None where no plan fits."""
-    try:
-        return aot.function(function, budget=budget).trace(*args).partition().compile().memory.step.temp_bytes
-    except aot.BudgetError:
-        return None
-
-
 def table_of(rows: list[Row]) -> Table:
     """A line for each program."""
     table = Table(
         title="A loss in one jax.shard_map, temporaries of a device", box=box.SIMPLE_HEAD, title_justify="left"
     )
-    budgets = (f"budget {budget}" for budget in BUDGETS)
-    for head in ("", "plain", "ours", "cut inside", *budgets, "error", "collectives: plain", "ours"):
+    for head in ("", "plain", "ours", "cut inside", "error", "collectives: plain", "ours"):
         table.add_column(head, justify="left" if not head or "collect" in head else "right")
     for row in rows:
-        taken = (row.ours, row.inside, *row.within)
-        shares = ("refused" if size is None else f"{size / row.plain:.2f}" for size in taken)
+        shares = (f"{size / row.plain:.2f}" for size in (row.ours, row.inside))
         texts = map(in_words, (row.plain_moves, row.our_moves))
         table.add_row(row.name, f"{row.plain / 1e6:.1f} MB", *shares, f"{row.error:.0e}", *texts)
     return table

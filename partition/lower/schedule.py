@@ -131,7 +131,7 @@ class _Halves:
             forward = _in_parts(sent(self.graph, self.problem.sides, forward, away), plain[0], parts)
             backward = _in_parts(fetched(self.problem, backward, away), plain[1], parts)
         handed = list(dict.fromkeys(as_one.get(v, v) for v in handed))
-        forward, backward = waiting(self.problem, forward, backward)
+        forward, backward = waiting(self.problem, forward, backward, self.plan.runs_again)
         return Schedule(forward, tuple(handed), backward, self.graph)
 
     def parts(self, handed: Sequence[int], away: Set[int]) -> dict[int, tuple[tuple[int, ...], int]]:

@@ -6,6 +6,7 @@ Warnings are errors here as they are in the tests.
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jointcut import aot
 from jointcut.aot.report.gradient_error import relative_error
 from jointcut.partition import Problem, Roofline
 from jointcut.partition.errors import BudgetError, TargetError
+from jointcut.partition.lower.among import waits
 from jointcut.partition.plans import planfile
 from jointcut.partition.plans.plan import Plan
 from jointcut.partition.prices.cost import LINK_S
@@ -249,7 +251,47 @@ def sizes_of_arrays_on_a_mesh_are_numbers():
     assert not len(cut.sizes), cut.sizes
 
 
+def a_saved_array_that_is_gathered_is_gathered_where_it_is_read():
+    """XLA:CPU would gather the keys of all layers at the start of the backward."""
+    x = np.concatenate([X] * 4).reshape(16, 64, 64)
+    args = on_grid((P(),) * 4, P("d", "m"), x=x)
+
+    def step():
+        cut = aot.function(attending).trace(*args).partition("min_cut")
+        assert sum(value.op == "tanh" for value in cut.plan.saved) == 4, cut.plan.saved
+        compiled = cut.compile().cut.jits.compiled("step")
+        return compiled.memory_analysis().temp_size_in_bytes, compiled.as_text().count(" all-gather(")
+
+    late = step()
+    with mock.patch.object(waits._Gathers, "placed", lambda self, steps: steps):
+        early = step()
+    keys_bytes = x.nbytes // 2
+    assert early[0] - late[0] > 2 * keys_bytes, (early, late, keys_bytes)
+    assert early[1] == late[1] == 8, (early, late)
+
+
+def sums_over_devices_run_again_if_a_policy_says_so_and_the_plan_tells_it():
+    def on_each(ws, x):
+        for up, down in zip(ws[::2], ws[1::2], strict=True):
+            x = x + jnp.sin(lax.psum(jnp.tanh(x @ up) @ down, "m"))
+        return lax.pmean(jnp.mean(x**2), "d")
+
+    summed = jax.shard_map(on_each, mesh=GRID, in_specs=(list(TENSOR), P("d")), out_specs=P())
+    args = on_grid(TENSOR, P("d"))
+    plain = jax.jit(jax.value_and_grad(summed)).lower(*args).compile()
+    cut = aot.function(summed, policy={"psum_invariant": aot.MUST_RECOMPUTE}).trace(*args).partition()
+    run = cut.compile()
+    assert relative_error(run.value_and_grad(*args)[1], plain(*args)[1]) < 1e-5
+    lines = [step.as_text().splitlines() for step in (plain, run.cut.jits.compiled("step"))]
+    found = [[line.partition(" all-reduce(") for line in each] for each in lines]
+    sums = [sum(made.count("f32[128,64]") for made, is_sum, _ in each if is_sum) for each in found]
+    assert sums == [3, 5], sums
+    assert "in 2 psum_invariants" in cut.plan.remarks[0], cut.plan.remarks
+
+
 CLAIMS = [
+    a_saved_array_that_is_gathered_is_gathered_where_it_is_read,
+    sums_over_devices_run_again_if_a_policy_says_so_and_the_plan_tells_it,
     sizes_of_arrays_on_a_mesh_are_numbers,
     a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each,
     calls_whose_arrays_lie_otherwise_are_each_as_plain_jax,

@@ -59,11 +59,11 @@ Opened = Enter | Fork | Segments | Parts
 Steps = tuple[Step, ...]
 
 
-def waiting(problem: Problem, forward: Steps, backward: Steps) -> tuple[Steps, Steps]:
-    """Add the waiting steps that the backend needs to both halves."""
+def waiting(problem: Problem, forward: Steps, backward: Steps, runs_again: bool) -> tuple[Steps, Steps]:
+    """Add the waiting steps that the backend needs to both halves; gathers wait only if something runs again."""
     graph, backend = problem.graph, problem.backend
     if backend.runs_early:
-        backward = tuple(_Gathers(problem).placed(backward)) if graph.moves else backward
+        backward = tuple(_Gathers(problem).placed(backward)) if graph.moves and runs_again else backward
         forward, backward = _drawn_late(graph, forward), _stacked_late(graph, _drawn_late(graph, backward))
     zeros = _zeros_apart(graph, (*forward, *backward)) if backend.shares_zeros else ()
     return (*zeros, *forward), (*zeros, *backward)
