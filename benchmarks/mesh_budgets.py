@@ -200,9 +200,10 @@ def main() -> None:
     parser.add_argument("--sample", action="store_true", help="of each program one row")
     parser.add_argument("--anew", action="store_true", help="measure rows that are stored, too")
     options = parser.parse_args()
-    wanted = [cell for cell in cells() if all(word in ", ".join(map(str, cell)) for word in options.words)]
+    chosen = sampled(cells()) if options.sample else cells()
+    wanted = [cell for cell in chosen if all(word in ", ".join(map(str, cell)) for word in options.words)]
     known = {} if options.anew else read()
-    for cell in sampled(wanted) if options.sample else wanted:
+    for cell in wanted:
         if cell not in known:
             store(row := measure(*cell))
             print(f"{', '.join(map(str, cell))}: {row.seconds:.0f} s", flush=True)
