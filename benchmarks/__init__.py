@@ -22,6 +22,11 @@ Files, in reading order:
 - default_blocks: Weigh the default of a GPU or TPU where one array is large, with rows in blocks and without.
 - firststep: Time the first step under a budget, search included, beside plain JAX's, and count compilations.
 - predicted: Compare the predicted peak of temporaries with XLA's, for each program and plans across its menu.
+- parallel: Layers to lay over several devices, and the collectives of a compiled step, for `shards` and `mesh`.
+- mesh: Weigh steps in `jax.jit` over eight devices, on axes that XLA lays out: temporaries, gradients and collectives.
+- shards: Weigh losses whose body is one `jax.shard_map`, plain and cut, on eight devices of the host.
+- mesh_figures: Lay out what `benchmarks.mesh`, `shards` and `mesh_budgets` stored of eight devices.
+- mesh_budgets: Put budgets per device on steps over eight devices of the host: does each hold, and at the first plan.
 - processes: Train with FSDP on several processes of this machine, and compare with one process.
 - device: Check and weigh the suite on the device that JAX finds, such as a GPU.
 - target_prices: Price the step of any method for a target: by the target's rates, and by the cycles that XLA expects.

@@ -255,6 +255,11 @@ def laid_over(file: str) -> str:
     return table(("program, layers", "plain JAX", *ways), mesh_figures.cells(file))
 
 
+def budgets_over_devices() -> str:
+    """Budgets per device, as `benchmarks.mesh_budgets` stored them."""
+    return table(("", "rows", "hold", "at the first plan", "÷ plain JAX"), mesh_figures.budgets())
+
+
 def libraries(what: str, way: str = "") -> str:
     """Peaks or times over plain's of models in the idiom of their libraries, in the ways that hold a word."""
     return span(row[what] for row in stored("home")["libraries"]["rows"] if way in row["way"])

@@ -157,9 +157,11 @@ def laid(layout: Layout, mesh: Mesh, shapes: dict[str, tuple[int, ...]], is_scan
     return of_layer if is_scan else [of_layer] * LAYERS, NamedSharding(mesh, layout.batch)
 
 
-def measure(name: str, model: str, layout: Layout, is_scan: bool, goal: aot.Target | None) -> Row:
-    """The figures of one program."""
-    start, (layer, shapes) = time.perf_counter(), MODELS[model]
+def setting(
+    model: str, layout: Layout, is_scan: bool, goal: aot.Target | None = None
+) -> tuple[Callable[..., Array], tuple[Any, Any]]:
+    """The loss of a model, and its arguments laid over eight devices: arrays, or types where nothing runs."""
+    layer, shapes = MODELS[model]
     kinds = (AxisType.Auto,) * len(layout.sizes)
     mesh = (
         jax.make_mesh(layout.sizes, layout.axes, axis_types=kinds)
@@ -169,11 +171,16 @@ def measure(name: str, model: str, layout: Layout, is_scan: bool, goal: aot.Targ
     width, length = SMALL if goal is None else LARGE
     weights, x = arguments(width, length, shapes)
     args, places = (weights if is_scan else listed(weights), x), laid(layout, mesh, shapes(width), is_scan)
-    function = partial(loss, layer)
     if goal is None:
-        args = jax.device_put(args, places)
-    else:
-        args = jax.tree.map(lambda a, to: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to), args, places)
+        return partial(loss, layer), jax.device_put(args, places)
+    types = jax.tree.map(lambda a, to: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to), args, places)
+    return partial(loss, layer), types
+
+
+def measure(name: str, model: str, layout: Layout, is_scan: bool, goal: aot.Target | None) -> Row:
+    """The figures of one program."""
+    start = time.perf_counter()
+    function, args = setting(model, layout, is_scan, goal)
     cut = aot.function(function, target=goal)
     steps = [
         compiled(jax.jit(f).lower(*args), goal)

@@ -1,9 +1,12 @@
-"""Lay out what `benchmarks.mesh` stored: temporaries of a device over plain JAX's, and what devices exchange."""
+"""Lay out what `benchmarks.mesh`, `shards` and `mesh_budgets` stored of eight devices.
+
+These are temporaries of a device over plain JAX's, what devices exchange, and which budgets hold.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,32 @@ def more(file: str) -> str:
 def in_shard_map(layers: str) -> list[float]:
     """The temporaries of losses that are one `shard_map`, on eight devices, over plain's."""
     return [row["ours"] / row["plain"] for row in rows_of("shards") if row["name"].endswith(layers)]
+
+
+def is_met(row: Row) -> bool:
+    """Whether a step takes no more than its budget; for rows of `mesh-budgets`."""
+    return row["taken"] is not None and row["taken"] <= row["budget"] * row["plain"]
+
+
+def is_first(row: Row) -> bool:
+    """Whether the first plan that was weighed or compiled for it holds the budget, too."""
+    return is_met(row) and row["tries"][0][1]
+
+
+def budgets() -> Iterator[list[str]]:
+    """For each way and budget how many rows there are, hold it, and do so at the first plan; and what they take."""
+    rows = rows_of("mesh-budgets")
+    for way, budget in dict.fromkeys((row["way"], row["budget"]) for row in rows):
+        own = [row for row in rows if (row["way"], row["budget"]) == (way, budget)]
+        shares = [row["taken"] / row["plain"] for row in own if row["taken"] is not None]
+        counts = (len(own), sum(map(is_met, own)), sum(map(is_first, own)))
+        yield [f"{way}, budget {budget}", *map(str, counts), f"{min(shares):.2f} to {max(shares):.2f}"]
+
+
+def held(is_held: Callable[[Row], bool]) -> str:
+    """How many of all budgets are held so, such as at the first plan."""
+    rows = rows_of("mesh-budgets")
+    return f"{sum(map(is_held, rows))} of {len(rows)}"
 
 
 def gathering(name: str) -> str:

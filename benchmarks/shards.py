@@ -4,8 +4,8 @@
 
 A GPT of six layers, in a scan and unrolled: data parallel, FSDP with a gather for each layer, and tensor parallel with
 a sum after each half of a block. Bytes are temporaries of one device by XLA's account; collectives are counted in the
-compiled step, with the bytes that they make. The same cut inside the `shard_map` stands beside it, and the plans for
-budgets, as shares of plain JAX's activations.
+compiled step, with the bytes that they make. The same cut inside the `shard_map` stands beside it. Budgets for these
+losses are in `mesh_budgets`.
 
 A second table is about FSDP with few rows, where gathered weights are most of what is kept: by `jax.checkpoint` and by
 ours they are kept, or gathered again for the backward.
@@ -33,6 +33,8 @@ from rich.table import Table
 from benchmarks.measure import memory_of, wide_console
 from benchmarks.parallel import (
     HEADS,
+    ROWS,
+    TIME,
     Moves,
     Weights,
     arguments,
@@ -46,7 +48,6 @@ from benchmarks.parallel import (
 from jointcut import aot
 
 RESULT = Path(__file__).parent / "results" / "shards.json"
-BUDGETS = 0.5, 0.25
 GATHERED = "gathered"  # the name of a whole weight
 FEW_ROWS = 8, 16  # sequences and their length
 
@@ -58,7 +59,6 @@ class Row:
     Attributes:
         name: how it is laid out, and how its layers are written.
         plain, ours, inside: plain JAX; cut from outside the `shard_map`; the function inside cut.
-        within: the cut from outside within each of `BUDGETS`; None where no plan fits.
         error: largest difference of a gradient, relative to the largest of it.
         plain_moves, our_moves: collectives by name, each with its number and bytes.
     """
@@ -67,7 +67,6 @@ class Row:
     plain: int
     ours: int
     inside: int
-    within: list[int | None]
     error: float
     plain_moves: Moves
     our_moves: Moves
@@ -126,17 +125,23 @@ WAYS: dict[str, tuple[Any, tuple[int, ...], tuple[str, ...], Any, Any]] = {
 }
 
 
-def measure(name: str, is_scan: bool) -> Row:
-    """The figures of one way to lay the model out."""
-    body, sizes, axes, specs, of_batch = WAYS[name]
+def placed(name: str, rows: int = ROWS, length: int = TIME) -> tuple[Callable[[Any], Any], Weights, Array]:
+    """A function that puts one into the `shard_map` of a way, and the weights and the batch as they lie there."""
+    _, sizes, axes, specs, of_batch = WAYS[name]
     mesh = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes))
     weights, x = arguments()
     weights = {key: jax.device_put(w, NamedSharding(mesh, specs[key])) for key, w in weights.items()}
-    x = jax.device_put(x, NamedSharding(mesh, of_batch))
 
     def laid(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.shard_map(function, mesh=mesh, in_specs=(specs, of_batch), out_specs=P())
 
+    return laid, weights, jax.device_put(x[:rows, :length], NamedSharding(mesh, of_batch))
+
+
+def measure(name: str, is_scan: bool) -> Row:
+    """The figures of one way to lay the model out."""
+    body = WAYS[name][0]
+    laid, weights, x = placed(name)
     plain, cut = laid(partial(body, is_scan)), aot.function(laid(partial(body, is_scan)))
     inside = laid(aot.function(partial(body, is_scan)))
     steps = [jax.jit(jax.value_and_grad(f)).lower(weights, x).compile() for f in (plain, inside)]
@@ -147,7 +152,6 @@ def measure(name: str, is_scan: bool) -> Row:
         memory_of(steps[0]).temp,
         ours.memory.step.temp_bytes,
         memory_of(steps[1]).temp,
-        [within(laid(partial(body, is_scan)), budget, weights, x) for budget in BUDGETS],
         relative_error(got, want),
         moves(steps[0].as_text()),
         moves(ours.cut.jits.compiled("step").as_text()),
@@ -156,14 +160,7 @@ def measure(name: str, is_scan: bool) -> Row:
 
 def gathered() -> list[Gathering]:
     """FSDP with few rows, unrolled: plain JAX, kept and gathered again by hand, and the same by ours."""
-    _, sizes, axes, specs, of_batch = WAYS["FSDP"]
-    mesh = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,))
-    weights, x = arguments()
-    weights = {key: jax.device_put(w, NamedSharding(mesh, specs[key])) for key, w in weights.items()}
-    x = jax.device_put(x[: FEW_ROWS[0], : FEW_ROWS[1]], NamedSharding(mesh, of_batch))
-
-    def laid(function: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.shard_map(function, mesh=mesh, in_specs=(specs, of_batch), out_specs=P())
+    laid, weights, x = placed("FSDP", *FEW_ROWS)
 
     def row(name: str, temp_bytes: int, text: str) -> Gathering:
         return Gathering(name, temp_bytes, *moves(text)["all-gather"])
@@ -184,25 +181,15 @@ def gathered() -> list[Gathering]:
     return found
 
 
-def within(function: Callable[..., Any], budget: float, *args: Any) -> int | None:
-    """The temporaries of a function cut within a budget; None where no plan fits."""
-    try:
-        return aot.function(function, budget=budget).trace(*args).partition().compile().memory.step.temp_bytes
-    except aot.BudgetError:
-        return None
-
-
 def table_of(rows: list[Row]) -> Table:
     """A line for each program."""
     table = Table(
         title="A loss in one jax.shard_map, temporaries of a device", box=box.SIMPLE_HEAD, title_justify="left"
     )
-    budgets = (f"budget {budget}" for budget in BUDGETS)
-    for head in ("", "plain", "ours", "cut inside", *budgets, "error", "collectives: plain", "ours"):
+    for head in ("", "plain", "ours", "cut inside", "error", "collectives: plain", "ours"):
         table.add_column(head, justify="left" if not head or "collect" in head else "right")
     for row in rows:
-        taken = (row.ours, row.inside, *row.within)
-        shares = ("refused" if size is None else f"{size / row.plain:.2f}" for size in taken)
+        shares = (f"{size / row.plain:.2f}" for size in (row.ours, row.inside))
         texts = map(in_words, (row.plain_moves, row.our_moves))
         table.add_row(row.name, f"{row.plain / 1e6:.1f} MB", *shares, f"{row.error:.0e}", *texts)
     return table

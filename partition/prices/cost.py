@@ -21,7 +21,7 @@ from jointcut.partition.prices.counts import PER_ELEMENT, Shape, Work, counted
 from jointcut.partition.prices.flops import is_fused, moved_bytes, traffic, work
 from jointcut.partition.prices.rules import heavy
 from jointcut.partition.program.graph import LITERAL, OPEN, STEP, Graph, Op
-from jointcut.partition.program.primitives import CALLS
+from jointcut.partition.program.primitives import CALLS, COLLECTIVES, TOTALS
 from jointcut.partition.program.sides import Sides
 
 #: The seconds that a collective of few bytes takes, about as nccl-tests tells on eight GPUs of one host.
@@ -91,9 +91,15 @@ class Roofline:
                 raise PlanError(message(f"Roofline.{rate.name}", f"is {given!r}, not a positive number.", cure))
 
     def seconds(self, graph: Graph, op: Op) -> float:
-        """The time to compute or to move the bytes, the longer of the two; moving only if the flops are unknown."""
+        """The time to compute or to move the bytes, the longer of the two; moving only if the flops are unknown.
+
+        For an op among devices it is the time of its bytes on the links.
+        """
         if op.name in _FREE:
             return 0.0
+        if op.name in COLLECTIVES:
+            moved = max(sum(graph.values[v].bytes for v in ends) for ends in (op.inputs, op.outputs))
+            return LINK_S + moved * (2 if op.name in TOTALS else 1) / self.moved_per_s
         done = _work(graph, op)
         products = done.products / self.product_rate(graph, op) if done.products else 0.0
         computing = products + done.weighted / self.elementwise_per_s

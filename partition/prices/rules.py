@@ -24,7 +24,6 @@ from jointcut.partition.program.primitives import (
     CHECKPOINT_SCOPE,
     COLLECTIVES,
     DEAR,
-    GATHERS,
     REDUCTIONS,
 )
 from jointcut.partition.program.roles import Side
@@ -285,8 +284,8 @@ def _never_again(graph: Graph, sides: Sides, value: Value, op: Op, rules: _Rules
         return "it is read outside the loop that makes it"
     if op.effects:
         return f"{op.name} has an effect, which must happen once"
-    talks = sorted(COLLECTIVES & {op.name, *op.inner})
-    return f"{talks[0]} talks to other devices" if talks and op.name not in GATHERS else ""
+    talks = sorted(COLLECTIVES & op.inner)
+    return f"{talks[0]} talks to other devices" if talks else ""
 
 
 def _checkpointed(graph: Graph, constraints: Iterable[Constraint]) -> frozenset[int]:
@@ -357,7 +356,7 @@ def heavy(graph: Graph, op: Op) -> str:
         read = max((graph.values[v].bytes for v in op.inputs), default=0)
         kept = sum(graph.values[v].bytes for v in op.outputs)
         return "it reduces more than it returns" if kept < read else ""
-    if op.name in GATHERS:
+    if op.name in COLLECTIVES:
         return f"{op.name} talks to other devices"
     if op.name in CALLS and op.inner:
         costly = sorted(op.inner - CHEAP - CALLS)

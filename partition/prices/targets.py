@@ -14,10 +14,9 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jointcut.partition.prices.cost import LINK_S, Roofline
+from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.flops import products
 from jointcut.partition.program.graph import Graph, Op
-from jointcut.partition.program.primitives import COLLECTIVES
 
 #: The shares of a data sheet's figures that programs attain. On an H100 a large product in TF32 reaches 0.8 of its
 #: peak, and a loop over elements 0.85 of the memory's rate. By the cycles that XLA:TPU tells, products reach 0.8, too.
@@ -50,13 +49,6 @@ class Accelerator(Roofline):
     full_flops_per_s: float = 1.0
     double_flops_per_s: float = 1.0
     link_bytes_per_s: float | None = None
-
-    def seconds(self, graph: Graph, op: Op) -> float:
-        """The time as in `Roofline`; for an op among devices, that of its bytes on the links."""
-        if op.name not in COLLECTIVES:
-            return super().seconds(graph, op)
-        moved = max(sum(graph.values[v].bytes for v in ends) for ends in (op.inputs, op.outputs))
-        return LINK_S + moved / self.moved_per_s
 
     @property
     def moved_per_s(self) -> float:

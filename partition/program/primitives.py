@@ -57,8 +57,8 @@ WORDS: dict[str, str] = {
     "series": "a series or an iteration for each element",
     "draws": "makes random numbers, or keys for others",
     "communicates": "talks to other devices, which must all take part",
-    "gathers": "gives each device the parts of all: if it runs again, nothing but time is lost",
     "unparted": "XLA gathers its operand on each device, along whatever axis it works",
+    "totals": "adds up over devices, or the like: all of them get the whole result, so its bytes pass each link twice",
     "calls": "a call that stays closed for the sake of its derivative; it is as cheap or heavy as the ops inside",
     "opens": "a call that may be replaced by the ops inside",
     "loops": "runs the program inside several times",
@@ -292,18 +292,18 @@ TABLE: dict[str, str] = {
     "rng_bit_generator": "draws",
     "threefry2x32": "draws",
     # Among devices.
-    "all_gather": "communicates gathers linear",
-    "all_gather_invariant": "communicates gathers",
-    "all_gather_reduced": "communicates gathers",
+    "all_gather": "communicates linear",
+    "all_gather_invariant": "communicates",
+    "all_gather_reduced": "communicates",
     "all_to_all": "communicates linear",
     "pbroadcast": "communicates",
     "pgather": "communicates",
-    "pmax": "communicates",
-    "pmin": "communicates",
+    "pmax": "communicates totals",
+    "pmin": "communicates totals",
     "ppermute": "communicates linear",
-    "psum": "communicates linear",
-    "psum2": "communicates",
-    "psum_invariant": "communicates linear",
+    "psum": "communicates totals linear",
+    "psum2": "communicates totals",
+    "psum_invariant": "communicates totals linear",
     "psum_scatter": "communicates",
     "ragged_all_to_all": "communicates",
     "reduce_scatter": "communicates linear",
@@ -382,7 +382,7 @@ SUMS, ADDING, SAME_NUMBERS, IDENTITY = those("sums"), those("adds"), those("same
 KEEPING, ROUNDING, RESHAPING, UNDONE = those("keeps"), those("rounds"), those("reshapes"), those("undone")
 COMPARING, ORDERS, JUMPING, MASKS = those("compares"), those("orders"), those("jumps"), those("masks")
 MAKES_ZEROS, BY_RESULT, DECOMPOSING = those("zeroes"), those("by_result"), those("decomposes")
-INDEXING, BRANCHING, LIBRARY, GATHERS = those("indexes"), those("branches"), those("library"), those("gathers")
+INDEXING, BRANCHING, LIBRARY, TOTALS = those("indexes"), those("branches"), those("library"), those("totals")
 CALLING_BACK, UNPARTED = those("calls_back"), those("unparted")
 
 #: Reductions whose results for parts are joined by one more; primitives that make zeros from zeros.

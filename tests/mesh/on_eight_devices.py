@@ -333,10 +333,30 @@ def sizes_of_arrays_on_a_mesh_are_numbers():
     assert not len(cut.sizes), cut.sizes
 
 
+def sums_over_devices_run_again_if_a_policy_says_so_and_the_plan_tells_it():
+    def on_each(ws, x):
+        for up, down in zip(ws[::2], ws[1::2], strict=True):
+            x = x + jnp.sin(lax.psum(jnp.tanh(x @ up) @ down, "m"))
+        return lax.pmean(jnp.mean(x**2), "d")
+
+    summed = jax.shard_map(on_each, mesh=GRID, in_specs=(list(TENSOR), P("d")), out_specs=P())
+    args = on_grid(TENSOR, P("d"))
+    plain = jax.jit(jax.value_and_grad(summed)).lower(*args).compile()
+    cut = aot.function(summed, policy={"psum_invariant": aot.MUST_RECOMPUTE}).trace(*args).partition()
+    run = cut.compile()
+    assert relative_error(run.value_and_grad(*args)[1], plain(*args)[1]) < 1e-5
+    lines = [step.as_text().splitlines() for step in (plain, run.cut.jits.compiled("step"))]
+    found = [[line.partition(" all-reduce(") for line in each] for each in lines]
+    sums = [sum(made.count("f32[128,64]") for made, is_sum, _ in each if is_sum) for each in found]
+    assert sums == [3, 5], sums
+    assert "in 2 psum_invariants" in cut.plan.remarks[0], cut.plan.remarks
+
+
 CLAIMS = [
     a_budget_in_a_shard_map_is_refused_for_each_device,
     types_on_a_mesh_that_names_no_devices_lie_on_those_that_are_here,
     a_budget_in_jit_needs_devices_on_explicit_axes,
+    sums_over_devices_run_again_if_a_policy_says_so_and_the_plan_tells_it,
     sizes_of_arrays_on_a_mesh_are_numbers,
     a_refused_budget_names_the_devices_and_an_array_that_is_whole_on_each,
     calls_whose_arrays_lie_otherwise_are_each_as_plain_jax,

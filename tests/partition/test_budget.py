@@ -28,7 +28,6 @@ from jointcut.partition.plans.plan import validated
 from jointcut.partition.plans.problem import Problem
 from jointcut.partition.prices.cost import Roofline
 from jointcut.partition.prices.rules import CheckpointPolicy, Constraint
-from jointcut.partition.program.primitives import COLLECTIVES, GATHERS
 from jointcut.partition.search.budget import Planner
 from jointcut.partition.search.candidates import Candidate, first_within, ranked
 from jointcut.partition.search.front import Choice, sampled, spread
@@ -459,7 +458,7 @@ def test_a_demand_to_recompute_goes_before_a_rule_of_cost():
 
 @quick
 @given(graphs(names=("sin", "dot_general", "psum", "all_gather", "io_callback")), st.data())
-def test_effects_and_collectives_but_gathers_never_run_again(graph, data):
+def test_effects_never_run_again(graph, data):
     marked = data.draw(st.sets(st.integers(0, len(graph.ops) - 2)))
     text = []
     for n, line in enumerate(show(graph).splitlines()):
@@ -468,7 +467,7 @@ def test_effects_and_collectives_but_gathers_never_run_again(graph, data):
     graph = parse("\n".join(text))
     for plan in demanded(graph, ()):
         for i in plan.recomputed:
-            assert not graph.ops[i].effects and graph.ops[i].name not in COLLECTIVES - GATHERS, plan
+            assert not graph.ops[i].effects, plan
 
 
 def test_collectives_within_an_op_never_run_again():

@@ -15,10 +15,9 @@ from jax import lax
 
 from jointcut.partition.bodies.read import read
 from jointcut.partition.errors import PlanError
-from jointcut.partition.prices import cost
-from jointcut.partition.prices.cost import Roofline, op_seconds, recompute_seconds, saving_bytes
+from jointcut.partition.prices.cost import LINK_S, Roofline, op_seconds, recompute_seconds, saving_bytes
 from jointcut.partition.prices.flops import flops, moved_bytes
-from jointcut.partition.prices.targets import CHIPS, LINK_S
+from jointcut.partition.prices.targets import CHIPS
 from jointcut.partition.program.graph import LITERAL, OPEN_LOOP, STEP
 from jointcut.partition.program.primitives import WEIGHTS
 from jointcut.partition.program.roles import Move, Roles
@@ -300,5 +299,5 @@ def test_all_prices_together_look_at_all_moves_once():
     moved, alone = replace(graph, moves=moves), replace(graph)
     for op in busy:
         more = op_seconds(moved, moved.ops[op], RATES) - op_seconds(alone, alone.ops[op], RATES)
-        assert more == pytest.approx(cost.LINK_S + 8_000 / RATES.moved_per_s)
+        assert more == pytest.approx(LINK_S + 8_000 / RATES.moved_per_s)
     assert busy and moves.walks == 1
