@@ -118,7 +118,7 @@ def is_first(row: Row) -> bool:
 def budgets() -> Iterator[list[str]]:
     """For each way and budget how many rows there are, hold it, and do so at the first plan; and what they take."""
     rows = rows_of("mesh-budgets")
-    for way, budget in dict.fromkeys((row["way"], row["budget"]) for row in rows):
+    for way, budget in sorted({(row["way"], row["budget"]) for row in rows}):
         own = [row for row in rows if (row["way"], row["budget"]) == (way, budget)]
         shares = [row["taken"] / row["plain"] for row in own if row["taken"] is not None]
         counts = (len(own), sum(map(is_met, own)), sum(map(is_first, own)))
