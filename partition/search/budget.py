@@ -141,13 +141,13 @@ class Planner:
         rate = self.host_bytes_per_s
         if not seconds and not plan.offloaded:
             return replace(plan, seconds=seconds, bound_seconds=seconds)
-        bounds = self._bounds
         if rate is None:
-            bound = bounds.bound_seconds(on_device)
+            bound = self._bounds.bound_seconds(on_device)
         else:
             seconds += self.waiting_seconds(plan)
-            bound = bound_seconds(bounds.bound_seconds, on_device, self.most_bytes, self.halves_seconds, rate)
-        return replace(plan, seconds=seconds, bound_seconds=min(seconds, bound))
+            bound = bound_seconds(self._bounds.bound_seconds, on_device, self.most_bytes, self.halves_seconds, rate)
+        is_less = bound < (1 - 1e-9) * seconds  # else the difference is rounding
+        return replace(plan, seconds=seconds, bound_seconds=bound if is_less else seconds)
 
     @cached_property
     def halves_seconds(self) -> tuple[float, float]:
